@@ -1,0 +1,52 @@
+"""Erasure coding of row bytes: encode, follow changes, decode, verify.
+
+    code = Code.parse("rs(3,2)")
+    parity = encode(code, data)                  # once, or never: all-zero rows have all-zero parity
+    apply_delta(parity[i], slots, old ^ new, code.coefficients[i, j])    # when rows of data shard j change
+    lost = decode(code, [1], {0: rows_0, 2: rows_2, 3: parity_0})[1]     # any k shards, the same slots
+
+Here a *shard* is a `uint8[n, row_bytes]` array, row_bytes a multiple of 8; row s of all shards of a group is
+a stripe. A function reads what it is given and writes only what its docstring names. Kernels release the GIL,
+so the caller sees to it that nobody writes a buffer which is being read, and nobody reads one being written.
+
+Shapes, dtypes, indexes and slots are checked, with typed errors before anything is written; overlap of
+buffers is not. Nothing here knows whether bytes are right: a code brings back *erased* shards, it does not
+find wrong ones. All is compared with a slow oracle, `ecstore.codec.reference`; docs/CODEC.md has the algebra.
+"""
+
+from __future__ import annotations
+
+from ecstore.codec.code import Code, coefficients, decode_matrix
+from ecstore.codec.operations import (
+    apply_delta,
+    decode,
+    encode,
+    mismatched_stripes,
+    scale_add,
+    verify,
+    warm_up,
+)
+
+__all__ = [
+    "Code",
+    "apply_delta",
+    "coefficients",
+    "decode",
+    "decode_matrix",
+    "encode",
+    "mismatched_stripes",
+    "scale_add",
+    "self_check",
+    "verify",
+    "warm_up",
+]
+
+
+def self_check() -> None:
+    """Compare every kernel, as compiled on this machine, with the slow reference; takes some seconds.
+
+    Raises `EcstoreError` that names the first difference: such a machine must not serve.
+    """
+    from ecstore.codec import reference  # imports galois, about two seconds: paid by this call alone
+
+    reference.self_check()

@@ -1,0 +1,58 @@
+"""Every bound of a running cluster, with its reason (guarantee G7: nothing grows without a limit).
+
+Bounds that belong to one module only (frame and head sizes in `wire`, slots of a slab) stand there.
+"""
+
+from __future__ import annotations
+
+MIB = 1 << 20
+
+#: Rows that one table may hold in one data shard. A slab reserves address space, not memory, for them.
+MAX_ROWS_PER_SHARD = 1 << 26
+
+#: Address space that one slab reserves at most: wide rows get fewer slots, and 100,000 slabs still fit 47 bits.
+MAX_SLAB_BYTES = 1 << 33
+
+
+def slab_rows(max_rows: int, row_bytes: int) -> int:
+    """Slots of a slab for rows of `row_bytes`: equal on a data shard's owner and on every sink of it."""
+    return max(1, min(max_rows, MAX_SLAB_BYTES // row_bytes))
+
+
+#: Bytes of delta frames of one data shard that some sink has not acknowledged yet. At the bound pushes to that
+#: shard wait: 32 MiB is some 100 full batches of a shard, a second of traffic at full rate.
+MAX_UNACKED_BYTES = 32 * MIB
+
+#: Bytes of acknowledged frames that a sink keeps per source for cuts and roll-backs. A cut is a few
+#: milliseconds old when it is read; 8 MiB of frames is longer than that even on a saturated loopback.
+MAX_RECENT_BYTES = 8 * MIB
+
+#: Frames in one log whatever their size (a frame of a one-row push is small but not free).
+MAX_LOG_FRAMES = 8192
+
+#: Clients whose last request number a shard remembers. The longest silent one is forgotten first; if it comes
+#: back, its next push gets RequestGapError and the client opens a new session.
+MAX_CLIENTS_PER_SHARD = 4096
+
+#: Slots that travel in one block when a sink is built or a shard is decoded: about 256 KiB of 256-byte rows,
+#: under a millisecond of work, so that neither the loop nor the deltas behind a block wait long.
+BLOCK_SLOTS = 1024
+
+#: Blocks that one sink has asked of one source and not yet received.
+MAX_BLOCKS_IN_FLIGHT = 4
+
+#: Requests of one node that wait for something (decoding, acknowledgement windows, a newer map).
+MAX_WAITING_REQUESTS = 4096
+
+#: Ids of one push or pull request to one node.
+MAX_IDS_PER_REQUEST = 1 << 22
+
+#: Frames and bytes coalesced into one message of a delta stream. 60 deltas leave room in the 64 bins of a frame.
+MAX_FRAMES_PER_MESSAGE = 60
+MAX_MESSAGE_BYTES = 4 * MIB
+
+#: Bytes that may wait in a connection's write buffer before a delta stream stops adding to it.
+STREAM_HIGH_WATER_BYTES = 8 * MIB
+
+assert MAX_MESSAGE_BYTES <= STREAM_HIGH_WATER_BYTES <= MAX_UNACKED_BYTES
+assert BLOCK_SLOTS % 8 == 0

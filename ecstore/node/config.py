@@ -1,0 +1,37 @@
+"""Settings of one node, validated once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ecstore import limits
+from ecstore.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """name: stable over restarts. listen: host:port (port 0 = any). coordination: host:port of the service."""
+
+    name: str
+    listen: str
+    coordination: str
+    cluster: str | None = None
+    heartbeat_s: float = 0.2
+    #: Silence after which a peer is suspected.
+    suspect_after_s: float = 1.0
+    #: How long an answered heartbeat lets this node serve. Not above `suspect_after_s`: nobody may declare a node
+    #: down (and a successor serve) while its lease runs. The successor of a silent node waits this long, too.
+    lease_s: float = 1.0
+    #: Decoded bytes a second in the background sweep of this node; rows asked for are decoded without a limit.
+    decode_bytes_per_s: float = 64.0 * limits.MIB
+    max_rows_per_shard: int = limits.MAX_ROWS_PER_SHARD
+
+    def __post_init__(self) -> None:
+        if not self.name or len(self.name) > 64 or not self.name.isprintable():
+            raise ConfigError(f"node name must be 1 to 64 printable characters, got {self.name!r}")
+        if not 0 < self.heartbeat_s <= self.suspect_after_s / 2:
+            raise ConfigError("heartbeat_s must be positive and at most half of suspect_after_s")
+        if not 0 < self.lease_s <= self.suspect_after_s:
+            raise ConfigError("lease_s must be positive and not above suspect_after_s")
+        if self.decode_bytes_per_s <= 0:
+            raise ConfigError("decode_bytes_per_s must be positive")

@@ -1,0 +1,354 @@
+"""Fused kernels over the rows of a slab: gather, update with delta, put, clear. Compiled, GIL released.
+
+All take the slab as `rows` f32[max_rows, row_floats] and, where bits matter, the same memory as `words`
+u32[max_rows, row_floats]. `slots` i64[n] are valid slots (the gather: -1 = absent). A slot may repeat:
+entries are done one after the other. `delta` u32[n, row_floats] is written whole: old bits XOR new bits.
+
+The updates give the bits of `ecstore.optim.reference_update`; the order of every operation is copied from
+there. Each does three passes over one row while it is in the first-level cache: old bits to the delta
+(`_begin`), the arithmetic, NaN bits made canonical and the new bits XORed into the delta (`_finish`). A
+batch's rows lie at random in memory, and one row's arithmetic is too long for the processor to look past it:
+rows ahead are prefetched.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from ecstore.jit import kernel
+
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+WordArray: TypeAlias = npt.NDArray[np.uint32]
+KeyArray: TypeAlias = npt.NDArray[np.uint64]
+SlotArray: TypeAlias = npt.NDArray[np.int64]
+FlagArray: TypeAlias = npt.NDArray[np.uint8]
+Int: TypeAlias = int | np.int64
+#: (weight seed, low, span, top) of the table's initial weights; see `ecstore.hashing.initial_weights`.
+Initial: TypeAlias = tuple[np.uint64, np.float32, np.float32, np.float32]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_UNIT = np.float32(2.0**-24)
+_LOW24 = np.uint64(0xFFFFFF)
+#: How many rows ahead to prefetch: enough to hide a memory access behind the arithmetic of the rows between.
+_AHEAD = 4
+#: Longest part of a row to prefetch, in words: the processor's own prefetcher takes over on longer runs.
+_AHEAD_WORDS = 512
+_LINE_WORDS = 16
+
+_build: Any = cgutils  # numba's own helpers carry no types
+
+
+def _data_pointer(context: Any, builder: Any, array_type: Any, array: Any, offset: Any) -> Any:
+    return builder.gep(context.make_array(array_type)(context, builder, array).data, [offset])
+
+
+def _prefetch_code(typing_context: Any, array: Any, offset: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        byte_pointer, int32 = ir.IntType(8).as_pointer(), ir.IntType(32)
+        prefetch_type = ir.FunctionType(ir.VoidType(), [byte_pointer, int32, int32, int32])
+        prefetch = _build.get_or_insert_function(builder.module, prefetch_type, "llvm.prefetch.p0i8")
+        pointer = _data_pointer(context, builder, signature.args[0], arguments[0], arguments[1])
+        for_writing, keep, data = int32(1), int32(3), int32(1)
+        builder.call(prefetch, [builder.bitcast(pointer, byte_pointer), for_writing, keep, data])
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), generate
+
+
+def _copy_code(typing_context: Any, to: Any, to_offset: Any, source: Any, source_offset: Any, count: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        target = _data_pointer(context, builder, signature.args[0], arguments[0], arguments[1])
+        origin = _data_pointer(context, builder, signature.args[2], arguments[2], arguments[3])
+        _build.raw_memcpy(builder, target, origin, arguments[4], signature.args[0].dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.void(to, types.int64, source, types.int64, types.int64), generate
+
+
+#: _prefetch(array, offset): hint that the cache line of this element (counted from the array's start) comes
+#: next.
+_prefetch = cast("Callable[[WordArray, Int], None]", intrinsic(_prefetch_code))
+#: _copy(to, to_offset, source, source_offset, count): memcpy of elements; a loop would do a row's odd tail
+#: singly.
+_copy = cast("Callable[[Any, Any, Any, Any, Any], None]", intrinsic(_copy_code))
+
+
+@kernel
+def _prefetch_row(words: WordArray, slots: SlotArray, i: Int) -> None:
+    """Bring the row of slots[i] nearer; nothing beyond the end."""
+    if i < len(slots):
+        width = words.shape[1]
+        start = slots[i] * width
+        for offset in range(start, start + min(width, _AHEAD_WORDS), _LINE_WORDS):
+            _prefetch(words, offset)
+
+
+@kernel
+def _mix(value: np.uint64) -> np.uint64:
+    mixed = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+@kernel
+def _initial_row(out: FloatArray, i: Int, dim: Int, key: np.uint64, initial: Initial) -> None:
+    """Weights of a key that was never pushed, to out[i, :dim]. The same text as in ecstore/hashing.py."""
+    salt, low, span, top = initial
+    if span == np.float32(0.0):
+        for c in range(dim):
+            out[i, c] = low
+        return
+    state = _mix(key ^ salt)
+    for pair in range(dim // 2):
+        state += _GOLDEN
+        bits = _mix(state)
+        even = np.float32(np.int32(bits >> np.uint64(40)))
+        odd = np.float32(np.int32((bits >> np.uint64(8)) & _LOW24))
+        out[i, 2 * pair] = min(low + even * _UNIT * span, top)
+        out[i, 2 * pair + 1] = min(low + odd * _UNIT * span, top)
+    if dim % 2 == 1:
+        bits = _mix(state + _GOLDEN)
+        out[i, dim - 1] = min(low + np.float32(np.int32(bits >> np.uint64(40))) * _UNIT * span, top)
+
+
+@kernel
+def gather(rows: FloatArray, slots: SlotArray, keys: KeyArray, initial: Initial, out: FloatArray) -> None:
+    """Weights of each key to out f32[n, dim]: from its slot, or the initial ones where the slot is -1."""
+    dim, width = out.shape[1], rows.shape[1]
+    for i in range(len(slots)):
+        slot = slots[i]
+        if slot < 0:
+            _initial_row(out, i, dim, keys[i], initial)
+        else:
+            _copy(out, i * dim, rows, slot * width, dim)
+
+
+@kernel
+def _begin(words: WordArray, slot: Int, delta: WordArray, i: Int) -> None:
+    """delta[i] = old bits (a fresh slot is all zeros until now)."""
+    width = words.shape[1]
+    _copy(delta, i * width, words, slot * width, width)
+
+
+@kernel
+def _finish(words: WordArray, slot: Int, delta: WordArray, i: Int) -> None:
+    """The one NaN for every NaN (rare: looked for first, in a loop that only reads); delta[i] ^= new bits."""
+    row, changes = words[slot], delta[i]
+    found = np.uint32(0)
+    for c in range(len(row)):
+        found |= np.uint32((row[c] & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000))
+    if found != 0:
+        for c in range(len(row)):
+            if (row[c] & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000):
+                row[c] = np.uint32(0x7FC00000)
+    for c in range(len(row)):
+        changes[c] ^= row[c]
+
+
+@kernel
+def push_sgd(
+    rows: FloatArray,
+    words: WordArray,
+    slots: SlotArray,
+    fresh: FlagArray,
+    keys: KeyArray,
+    grads: FloatArray,
+    delta: WordArray,
+    initial: Initial,
+    settings: FloatArray,
+) -> None:
+    """`SGD`; settings = (lr)."""
+    dim = grads.shape[1]
+    lr = settings[0]
+    for i in range(len(slots)):
+        slot = slots[i]
+        _prefetch_row(words, slots, i + _AHEAD)
+        _begin(words, slot, delta, i)
+        if fresh[i] != 0:
+            _initial_row(rows, slot, dim, keys[i], initial)
+        weights, gradient = rows[slot, :dim], grads[i]
+        for c in range(dim):
+            weights[c] -= lr * gradient[c]
+        _finish(words, slot, delta, i)
+
+
+@kernel
+def push_adagrad(
+    rows: FloatArray,
+    words: WordArray,
+    slots: SlotArray,
+    fresh: FlagArray,
+    keys: KeyArray,
+    grads: FloatArray,
+    delta: WordArray,
+    initial: Initial,
+    settings: FloatArray,
+) -> None:
+    """`Adagrad`; settings = (lr, eps, initial accumulator)."""
+    dim = grads.shape[1]
+    lr, eps, accumulator = settings[0], settings[1], settings[2]
+    for i in range(len(slots)):
+        slot = slots[i]
+        _prefetch_row(words, slots, i + _AHEAD)
+        _begin(words, slot, delta, i)
+        if fresh[i] != 0:
+            _initial_row(rows, slot, dim, keys[i], initial)
+            for c in range(dim, 2 * dim):
+                rows[slot, c] = accumulator
+        weights, squares, gradient = rows[slot, :dim], rows[slot, dim : 2 * dim], grads[i]
+        for c in range(dim):
+            g = gradient[c]
+            total = squares[c] + g * g
+            squares[c] = total
+            weights[c] -= (lr * g) / (math.sqrt(total) + eps)
+        _finish(words, slot, delta, i)
+
+
+@kernel
+def _sum_of_squares(g: FloatArray) -> np.float32:
+    """Eight lanes, then a fixed tree: the order stated in `ecstore.optim.RowWiseAdagrad`.
+
+    Unsigned positions: a signed one is tested for "counted from the end" at each access.
+    """
+    zero = np.float32(0.0)
+    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = zero
+    c = np.uint64(0)
+    for _ in range(len(g) // 8):
+        s0 += g[c] * g[c]
+        s1 += g[c + np.uint64(1)] * g[c + np.uint64(1)]
+        s2 += g[c + np.uint64(2)] * g[c + np.uint64(2)]
+        s3 += g[c + np.uint64(3)] * g[c + np.uint64(3)]
+        s4 += g[c + np.uint64(4)] * g[c + np.uint64(4)]
+        s5 += g[c + np.uint64(5)] * g[c + np.uint64(5)]
+        s6 += g[c + np.uint64(6)] * g[c + np.uint64(6)]
+        s7 += g[c + np.uint64(7)] * g[c + np.uint64(7)]
+        c += np.uint64(8)
+    rest = len(g) % 8
+    s0 += g[c] * g[c] if rest > 0 else zero
+    s1 += g[c + np.uint64(1)] * g[c + np.uint64(1)] if rest > 1 else zero
+    s2 += g[c + np.uint64(2)] * g[c + np.uint64(2)] if rest > 2 else zero
+    s3 += g[c + np.uint64(3)] * g[c + np.uint64(3)] if rest > 3 else zero
+    s4 += g[c + np.uint64(4)] * g[c + np.uint64(4)] if rest > 4 else zero
+    s5 += g[c + np.uint64(5)] * g[c + np.uint64(5)] if rest > 5 else zero
+    s6 += g[c + np.uint64(6)] * g[c + np.uint64(6)] if rest > 6 else zero
+    return ((s0 + s4) + (s2 + s6)) + ((s1 + s5) + (s3 + s7))
+
+
+@kernel
+def push_rowwise_adagrad(
+    rows: FloatArray,
+    words: WordArray,
+    slots: SlotArray,
+    fresh: FlagArray,
+    keys: KeyArray,
+    grads: FloatArray,
+    delta: WordArray,
+    initial: Initial,
+    settings: FloatArray,
+) -> None:
+    """`RowWiseAdagrad`; settings = (lr, eps, initial accumulator)."""
+    dim = grads.shape[1]
+    lr, eps, accumulator = settings[0], settings[1], settings[2]
+    for i in range(len(slots)):
+        slot = slots[i]
+        _prefetch_row(words, slots, i + _AHEAD)
+        _begin(words, slot, delta, i)
+        if fresh[i] != 0:
+            _initial_row(rows, slot, dim, keys[i], initial)
+            rows[slot, dim] = accumulator
+        weights, gradient = rows[slot, :dim], grads[i]
+        squares = rows[slot, dim] + _sum_of_squares(gradient) / np.float32(dim)
+        rows[slot, dim] = squares
+        step = lr / (math.sqrt(squares) + eps)
+        for c in range(dim):
+            weights[c] -= step * gradient[c]
+        _finish(words, slot, delta, i)
+
+
+@kernel
+def push_adam(
+    rows: FloatArray,
+    words: WordArray,
+    slots: SlotArray,
+    fresh: FlagArray,
+    keys: KeyArray,
+    grads: FloatArray,
+    delta: WordArray,
+    initial: Initial,
+    settings: FloatArray,
+) -> None:
+    """`Adam`; settings = (lr, beta1, beta2, eps)."""
+    dim = grads.shape[1]
+    one = np.float32(1.0)
+    lr, beta1, beta2, eps = settings[0], settings[1], settings[2], settings[3]
+    for i in range(len(slots)):
+        slot = slots[i]
+        _prefetch_row(words, slots, i + _AHEAD)
+        _begin(words, slot, delta, i)
+        if fresh[i] != 0:
+            _initial_row(rows, slot, dim, keys[i], initial)
+            rows[slot, 3 * dim] = one
+            rows[slot, 3 * dim + 1] = one
+        weights, gradient = rows[slot, :dim], grads[i]
+        first, second = rows[slot, dim : 2 * dim], rows[slot, 2 * dim : 3 * dim]
+        power1 = rows[slot, 3 * dim] * beta1
+        power2 = rows[slot, 3 * dim + 1] * beta2
+        rows[slot, 3 * dim] = power1
+        rows[slot, 3 * dim + 1] = power2
+        for c in range(dim):
+            g = gradient[c]
+            m = beta1 * first[c] + (one - beta1) * g
+            v = beta2 * second[c] + (one - beta2) * (g * g)
+            first[c] = m
+            second[c] = v
+            weights[c] -= (lr * (m / (one - power1))) / (math.sqrt(v / (one - power2)) + eps)
+        _finish(words, slot, delta, i)
+
+
+@kernel
+def put_rows(words: WordArray, slots: SlotArray, new: WordArray, delta: WordArray) -> None:
+    """words[slots[i]] = new[i] u32[n, row_floats], with the delta. No number is looked at: any bytes may be
+    put.
+    """
+    width = words.shape[1]
+    for i in range(len(slots)):
+        row, fresh, changes = words[slots[i]], new[i], delta[i]
+        for c in range(width):
+            changes[c] = row[c] ^ fresh[c]
+        _copy(words, slots[i] * width, new, i * width, width)
+
+
+@kernel
+def clear_rows(words: WordArray, slots: SlotArray, delta: WordArray) -> None:
+    """words[slots[i]] = 0, with the delta (the old bits)."""
+    width = words.shape[1]
+    for i in range(len(slots)):
+        _copy(delta, i * width, words, slots[i] * width, width)
+        words[slots[i], :] = 0
+
+
+@kernel
+def read_rows(words: WordArray, slots: SlotArray, used: Int, out: WordArray) -> None:
+    """out[i] = words[slots[i]], zeros for slots outside [0, used)."""
+    width = words.shape[1]
+    for i in range(len(slots)):
+        if slots[i] >= 0 and slots[i] < used:
+            _copy(out, i * width, words, slots[i] * width, width)
+        else:
+            out[i, :] = 0
+
+
+@kernel
+def write_rows(words: WordArray, slots: SlotArray, new: WordArray) -> None:
+    """words[slots[i]] = new[i]."""
+    width = words.shape[1]
+    for i in range(len(slots)):
+        _copy(words, slots[i] * width, new, i * width, width)

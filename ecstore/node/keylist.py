@@ -1,0 +1,138 @@
+"""Key list: which key each slot of a data shard holds. Replicated: the owner and every parity shard keep one.
+
+Also the owner's list of free slots, which is a function of the key list alone.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ecstore.errors import FrameError
+
+KeyArray: TypeAlias = npt.NDArray[np.uint64]
+FlagArray: TypeAlias = npt.NDArray[np.uint8]
+SlotArray: TypeAlias = npt.NDArray[np.uint32]
+
+_FIRST_SIZE = 1024
+#: Slots are u32 and the index stores slot + 1 in 32 bits.
+MAX_SLOTS = 2**32 - 2
+
+
+class KeyList:
+    """slot -> key (u64) and slot -> allocated (u8, 0 or 1), 9 bytes a slot.
+
+    Storage grows by half and is copied then (about 10 ms for 10 million slots); the unused tail is untouched
+    memory, which the system does not charge. Views from `keys` and `allocated` are right until the next
+    change.
+    """
+
+    def __init__(self) -> None:
+        self._keys: KeyArray = np.zeros(_FIRST_SIZE, np.uint64)
+        self._allocated: FlagArray = np.zeros(_FIRST_SIZE, np.uint8)
+        self.used = 0  #: high-water mark: slots [0, used) were allocated at some time
+        self.live = 0  #: slots allocated now
+
+    @property
+    def keys(self) -> KeyArray:
+        """u64[used] view; the key of a freed slot is the last it held."""
+        return self._keys[: self.used]
+
+    @property
+    def allocated(self) -> FlagArray:
+        """u8[used] view: 1 where the slot holds a key now."""
+        return self._allocated[: self.used]
+
+    @property
+    def storage(self) -> KeyArray:
+        """The whole key array, longer than `used`: for kernels that look keys up by slot."""
+        return self._keys
+
+    def apply(self, new_slots: SlotArray, new_keys: KeyArray, freed_slots: SlotArray) -> None:
+        """Take over one delta's changes. A delta never has one slot both freed and new; frees are done first.
+
+        Raises FrameError, with nothing changed, when the lengths differ or a freed slot was never allocated.
+        """
+        if len(new_slots) != len(new_keys):
+            raise FrameError(f"{len(new_slots)} new slots came with {len(new_keys)} keys; resend the delta")
+        if len(freed_slots):
+            if int(freed_slots.max()) >= self.used:
+                raise FrameError("a delta frees a slot that was never allocated; resend from the first gap")
+            self.live -= int(np.count_nonzero(self._allocated[freed_slots]))
+            self._allocated[freed_slots] = 0
+        if len(new_slots):
+            top = int(new_slots.max()) + 1
+            self._grow(top)
+            self.live += len(new_slots) - int(np.count_nonzero(self._allocated[new_slots]))
+            self._keys[new_slots] = new_keys
+            self._allocated[new_slots] = 1
+            self.used = max(self.used, top)
+
+    def snapshot(self) -> tuple[KeyArray, FlagArray]:
+        """Copies of (keys u64[used], allocated u8[used]), to be sent or kept."""
+        return self.keys.copy(), self.allocated.copy()
+
+    def load(self, keys: KeyArray, allocated: FlagArray) -> None:
+        """Replace the whole list by copies of these. FrameError, nothing changed, when lengths differ."""
+        if len(keys) != len(allocated):
+            raise FrameError(f"a key list came with {len(keys)} keys and {len(allocated)} flags; ask for it again")
+        self.used = 0
+        self._keys = np.zeros(max(len(keys), _FIRST_SIZE), np.uint64)
+        self._allocated = np.zeros(len(self._keys), np.uint8)
+        self.used = len(keys)
+        self._keys[: self.used] = keys
+        self._allocated[: self.used] = allocated != 0
+        self.live = int(np.count_nonzero(self._allocated))
+
+    def memory(self) -> int:
+        """Bytes in use: 9 for each slot ever allocated."""
+        return 9 * self.used
+
+    def _grow(self, slots: int) -> None:
+        if slots <= len(self._keys):
+            return
+        size = max(slots, len(self._keys) + len(self._keys) // 2)
+        # np.zeros of this size comes straight from the system, page by page as it is written.
+        keys, allocated = np.zeros(size, np.uint64), np.zeros(size, np.uint8)
+        keys[: self.used] = self._keys[: self.used]
+        allocated[: self.used] = self._allocated[: self.used]
+        self._keys, self._allocated = keys, allocated
+
+
+class FreeSlots:
+    """The slots a shard may allocate: always the lowest free one first, then the next never used.
+
+    The rule depends on nothing but the key list, so an owner after a takeover allocates as the lost one would
+    have. A min-heap of Python ints would be large: freed slots wait in a heap only as long as they are free.
+    """
+
+    def __init__(self, used: int = 0, free: list[int] | None = None) -> None:
+        self.used = used  #: slots [used, ...) were never allocated
+        self._free = free or []  # ascending order is a valid heap
+
+    @classmethod
+    def of(cls, keys: KeyList) -> FreeSlots:
+        """The free slots that belong to this key list."""
+        return cls(keys.used, np.flatnonzero(keys.allocated == 0).tolist())
+
+    def __len__(self) -> int:
+        """Free slots below `used`."""
+        return len(self._free)
+
+    def take(self, count: int) -> SlotArray:
+        """The next `count` slots u32[count]; the caller has checked that the shard may hold them."""
+        slots = np.empty(count, np.uint32)
+        reused = min(count, len(self._free))
+        for i in range(reused):
+            slots[i] = heapq.heappop(self._free)
+        slots[reused:] = np.arange(self.used, self.used + count - reused, dtype=np.uint32)
+        self.used += count - reused
+        return slots
+
+    def put(self, slots: SlotArray) -> None:
+        """Give slots back."""
+        for slot in slots.tolist():
+            heapq.heappush(self._free, slot)

@@ -1,0 +1,291 @@
+"""One node: it listens, joins the cluster, follows the map, and serves until it is stopped.
+
+A node lives several lives in one process: when the map declares its life over (it was paused, or cut off), it
+forgets everything and joins again, empty, as a new incarnation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from ecstore.clustermap import ClusterMap
+from ecstore.coordination.base import Coordination
+from ecstore.errors import (
+    ConfigError,
+    EcstoreError,
+    FencedError,
+    FrameError,
+    ProtocolError,
+    UnavailableError,
+)
+from ecstore.node.client_api import ClientApi
+from ecstore.node.config import NodeConfig
+from ecstore.node.ownership import Ownership
+from ecstore.node.peer_api import PeerApi
+from ecstore.node.peers import Peers
+from ecstore.node.runtime import Runtime
+from ecstore.node.streams import DeltaStreams
+from ecstore.tables import TableSpec
+from ecstore.transitions import CreateTable, Drain, DropTable, NodeJoin
+from ecstore.transport import Connection, Hello, Server, parse_address
+from ecstore.wire import Frame
+
+#: Opens this process's access to the coordination backend, given how the node introduces itself.
+CoordinationFactory = Callable[[Callable[[], Hello]], Awaitable[Coordination]]
+
+#: Message kinds that clients and the admin service may send besides nodes.
+_OPEN_TO_CLIENTS = frozenset({"ping", "shard.read", "shard.info", "parity.read"})
+
+#: Between two attempts to join while the coordination service is away.
+JOIN_RETRY_S = 0.2
+
+
+class _LifeOver(Exception):
+    """The map has ended this life of the node."""
+
+
+class Node:
+    def __init__(self, config: NodeConfig, coordination: CoordinationFactory) -> None:
+        self._config = config
+        self._make_coordination = coordination
+        self._stop = asyncio.Event()
+        #: "host:port" once the node listens.
+        self.address = ""
+        self.started_at = time.time()
+
+    def stop(self) -> None:
+        """End the present life and return from `run`."""
+        self._stop.set()
+
+    async def run(self, on_ready: Callable[[str], None] = lambda address: None) -> None:
+        """Serve until `stop`. `on_ready` is called with the address once the node has joined."""
+        while not self._stop.is_set():
+            life = _Life(self._config, self.address or self._config.listen)
+            coordination = await self._make_coordination(life.hello)
+            stopping = asyncio.ensure_future(self._stop.wait())
+            try:
+                await life.run(coordination, stopping, self._joined(on_ready))
+            finally:
+                stopping.cancel()
+                await coordination.close()
+
+    def _joined(self, on_ready: Callable[[str], None]) -> Callable[[str], None]:
+        def joined(address: str) -> None:
+            first = not self.address
+            self.address = address
+            if first:
+                on_ready(address)
+
+        return joined
+
+
+class _Life:
+    """One incarnation: its runtime, and the dispatch of everything that arrives."""
+
+    def __init__(self, config: NodeConfig, listen: str) -> None:
+        self._config = config
+        self._listen = listen
+        self._server = Server()
+        self._runtime: Runtime
+        self._joined = False
+        self._over: asyncio.Future[str]
+        self._born = time.time()
+
+    def hello(self) -> Hello:
+        incarnation = self._runtime.incarnation if self._joined else 0
+        return Hello(role="node", cluster=self._config.cluster, name=self._config.name, incarnation=incarnation)
+
+    async def run(
+        self, coordination: Coordination, stopping: asyncio.Future[Any], joined: Callable[[str], None]
+    ) -> None:
+        """Return when the life is over: fenced by the map, or stopped."""
+        self._over = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._runtime = Runtime(self._config, coordination, tasks)
+                self._assemble()
+                try:
+                    host, port = parse_address(self._listen)
+                    await self._server.start(host, port, self.hello, self)
+                    address = self._server.address
+                    await self._join(coordination, address)
+                    joined(address)
+                    await asyncio.wait([self._over, stopping], return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    self._runtime.closing = True
+                raise _LifeOver
+        except* _LifeOver:
+            pass
+        finally:
+            self._ownership.release_all(FencedError(f"node {self._config.name} begins a new life; ask again"))
+            await self._server.close()
+
+    def _assemble(self) -> None:
+        runtime = self._runtime
+        runtime.peers = Peers(runtime, self, self.hello)
+        runtime.streams = DeltaStreams(runtime)
+        runtime.peers.on_connected = runtime.streams.connected
+        self._ownership = Ownership(runtime)
+        self._peer_api = PeerApi(runtime)
+        self._client_api = ClientApi(runtime)
+        self._own = {
+            "map.get": self._map_get, "status": self._status, "table.create": self._table_create,
+            "table.drop": self._table_drop, "node.drain": self._drain,
+        }  # fmt: skip
+
+    async def _join(self, coordination: Coordination, address: str) -> None:
+        while True:
+            try:
+                current = await coordination.get()
+                if self._config.cluster is not None and current.cluster != self._config.cluster:
+                    raise ConfigError(
+                        f"the coordination service serves cluster {current.cluster!r}, "
+                        f"this node belongs to {self._config.cluster!r}; check the addresses"
+                    )
+                known = current.nodes.get(self._config.name)
+                if known is not None and known.alive and known.address != address:
+                    raise UnavailableError(
+                        f"a node named {self._config.name!r} is up at {known.address}; give this one another name"
+                    )
+                joined = await coordination.propose(NodeJoin(self._config.name, address))
+                break
+            except UnavailableError:
+                await asyncio.sleep(JOIN_RETRY_S)
+        self._runtime.incarnation = joined.nodes[self._config.name].incarnation
+        self._joined = True
+        coordination.subscribe(self._new_map)
+        await coordination.session(self._config.name, self._runtime.incarnation)
+        self._runtime.event("joined", f"node {self._config.name} joined as incarnation {self._runtime.incarnation}")
+
+    # -- map ------------------------------------------------------------------------------------------
+
+    def _new_map(self, new: ClusterMap) -> None:
+        """Follow a newer map. An error here must end the node, not be logged and forgotten."""
+        if new.epoch <= self._runtime.map.epoch or self._over.done() or self._runtime.closing:
+            return
+        try:
+            self._follow(new)
+        except Exception as error:
+            self._runtime.spawn(_raise(error), "map error")
+            raise
+
+    def _follow(self, new: ClusterMap) -> None:
+        runtime = self._runtime
+        if not new.is_alive(runtime.name, runtime.incarnation):
+            if new.epoch >= runtime.map.epoch and not self._over.done():
+                self._over.set_result("declared down")
+                self._ownership.release_all(
+                    FencedError(f"node {runtime.name} was declared down; fetch the map and ask again")
+                )
+            return
+        old = runtime.map
+        runtime.set_map(new)
+        runtime.peers.follow(new)
+        runtime.streams.forget({(node.id, node.incarnation) for node in new.nodes.values() if node.alive})
+        self._ownership.follow(old)
+        message = {"map": new.to_wire()}
+        for connection in self._server.connections:
+            if connection.peer.role in ("client", "admin"):
+                connection.send("map", message)
+
+    # -- dispatch -------------------------------------------------------------------------------------
+
+    def on_open(self, conn: Connection) -> None:
+        """Clients learn the map at once."""
+        if conn.peer.role in ("client", "admin") and self._joined:
+            conn.send("map", {"map": self._runtime.map.to_wire()})
+
+    def on_close(self, conn: Connection, reason: str) -> None:
+        """Nothing to do: requests of a closed connection find out when they answer."""
+
+    def on_frame(self, conn: Connection, frame: Frame) -> None:
+        if not self._joined or self._over.done() or self._runtime.closing:
+            raise FencedError(f"node {self._config.name} is not in the map at the moment; fetch the map")
+        kind, from_node = frame.kind, conn.peer.role == "node"
+        if (handler := self._client_api.immediate.get(kind)) is not None or (
+            (from_node or kind in _OPEN_TO_CLIENTS) and (handler := self._peer_api.immediate.get(kind)) is not None
+        ):
+            handler(conn, frame)
+        elif (work := self._client_api.waiting.get(kind) or self._own.get(kind)) is not None or (
+            (from_node or kind in _OPEN_TO_CLIENTS) and (work := self._peer_api.waiting.get(kind)) is not None
+        ):
+            self._runtime.spawn_request(self._answer(work, conn, frame), kind)
+        elif kind != "map":
+            raise ProtocolError(f"a node does not answer {kind!r} from a {conn.peer.role}; see docs/PROTOCOL.md")
+
+    async def _answer(self, work: Any, conn: Connection, frame: Frame) -> None:
+        """Run a handler that may wait; its typed errors go back to the asker."""
+        try:
+            await work(conn, frame)
+        except EcstoreError as error:
+            if frame.rid and not conn.closed:
+                conn.reply_error(frame.rid, error)
+
+    # -- the node's own answers -------------------------------------------------------------------------
+
+    async def _map_get(self, conn: Connection, frame: Frame) -> None:
+        conn.reply(frame.rid, {"map": self._runtime.map.to_wire()})
+
+    async def _table_create(self, conn: Connection, frame: Frame) -> None:
+        spec = frame.meta.get("spec")
+        if not isinstance(spec, dict):
+            raise FrameError("table.create carries the table's spec")
+        new = await self._runtime.coordination.propose(CreateTable(TableSpec.from_wire(spec)))
+        conn.reply(frame.rid, {"map": new.to_wire()})
+
+    async def _table_drop(self, conn: Connection, frame: Frame) -> None:
+        new = await self._runtime.coordination.propose(DropTable(str(frame.meta.get("name"))))
+        conn.reply(frame.rid, {"map": new.to_wire()})
+
+    async def _drain(self, conn: Connection, frame: Frame) -> None:
+        new = await self._runtime.coordination.propose(Drain(str(frame.meta.get("node"))))
+        conn.reply(frame.rid, {"map": new.to_wire()})
+
+    async def _status(self, conn: Connection, frame: Frame) -> None:
+        conn.reply(frame.rid, self._statistics())
+
+    def _statistics(self) -> dict[str, Any]:
+        runtime = self._runtime
+        memory: dict[str, int] = {}
+        rows = 0
+        for owned in runtime.data.values():
+            if owned.shard is not None:
+                rows += sum(len(store) for store in owned.shard.tables.values())
+                _add(memory, owned.shard.memory())
+        for sink in runtime.sinks.values():
+            _add(memory, sink.shard.memory())
+        return {
+            "node": runtime.name, "incarnation": runtime.incarnation, "epoch": runtime.map.epoch,
+            "address": self._server.address, "pid": os.getpid(), "started_at": self._born, "now": time.time(),
+            "rows": rows, "data_shards": len(runtime.data), "parity_shards": len(runtime.sinks),
+            "memory": memory, "rss_bytes": _rss_bytes(), "counters": dict(runtime.counters),
+            "frames_sent": runtime.streams.frames_sent, "bytes_sent": runtime.streams.bytes_sent,
+            "peers": runtime.peers.statistics(), "may_serve": runtime.peers.may_serve(),
+            "coordination_available": runtime.coordination.available,
+            "recoveries": runtime.recoveries.to_wire(time.time()), "events": list(runtime.events)[-200:],
+        }  # fmt: skip
+
+
+def _add(total: dict[str, int], part: dict[str, int]) -> None:
+    for kind, size in part.items():
+        total[kind] = total.get(kind, 0) + size
+
+
+def _rss_bytes() -> int:
+    """Resident memory of this process now (Linux), or its peak where /proc is absent."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as statm:
+            return int(statm.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+
+
+async def _raise(error: Exception) -> None:
+    raise error

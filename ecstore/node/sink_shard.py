@@ -1,0 +1,273 @@
+"""A shard that applies other shards' deltas: a parity shard, or the copy of a data shard that is moving. Pure.
+
+For each slot, bytes = XOR over sources i of coefficient_i * row_i (DESIGN of the codec: docs/CODEC.md). A parity
+shard has the k data shards as sources, with the code's coefficients; the copy of data shard j has j alone, with 1.
+
+Rule 1: per source, frames are applied in seq order; `applied` is the highest. Duplicates are ignored, a gap is refused.
+Rule 2: while a sink is being built, a source's rows arrive in blocks *within* the stream of its deltas, so a block
+stands exactly at seq `applied`. Deltas to slots whose block has not come are counted as applied (keys and request
+numbers are recorded) without touching bytes: the block will bring them.
+Rule 3: `rows_at` gives bytes as of a cut by taking later frames out of a copy again (a delta is its own inverse).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ecstore import limits
+from ecstore.codec import apply_delta
+from ecstore.node.dedupe import RequestTable
+from ecstore.node.deltalog import DeltaFrame, FrameLog
+from ecstore.node.keylist import KeyList
+from ecstore.node.slab import Slab
+
+I64 = NDArray[np.int64]
+U8 = NDArray[np.uint8]
+U64 = NDArray[np.uint64]
+
+
+class Applied(Enum):
+    """What became of a frame."""
+
+    APPLIED = "applied"
+    DUPLICATE = "duplicate"
+    GAP = "gap"
+    UNSYNCED = "unsynced"  # this source has not been subscribed to yet
+
+
+class CutNotReached(Exception):
+    """The sink has not applied all frames of the cut yet: wait."""
+
+
+class LogTooShort(Exception):
+    """Frames beyond the cut have left the log: ask again with a fresher cut."""
+
+
+@dataclass(slots=True)
+class TableSnapshot:
+    """Key list of one table in one data shard: keys uint64 (used,), allocated uint8 (used,)."""
+
+    table_id: int
+    row_bytes: int
+    keys: U64
+    allocated: U8
+
+
+@dataclass(slots=True, eq=False)
+class Source:
+    """What the sink knows of one data shard."""
+
+    coefficient: int
+    applied: int = 0
+    #: Number of the present stream of deltas; 0 for the stream a fresh group starts with.
+    subscription: int = 0
+    #: False until the snapshot of a sink under construction has arrived.
+    synced: bool = True
+    keys: dict[int, KeyList] = field(default_factory=dict)
+    requests: RequestTable = field(default_factory=RequestTable)
+    log: FrameLog = field(default_factory=FrameLog)
+    #: Lowest seq that every sink of the source has acknowledged, as its owner last said.
+    acked_by_all: int = 0
+    #: table -> bool (blocks,): True where the block of rows has not arrived. Absent = nothing missing.
+    unloaded: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
+
+    @property
+    def loaded(self) -> bool:
+        return self.synced and not self.unloaded
+
+
+class SinkShard:
+    """Not thread-safe; owned by the node's event loop."""
+
+    def __init__(
+        self,
+        gid: int,
+        index: int,
+        coefficients: Mapping[int, int],
+        *,
+        building: bool,
+        max_rows: int = limits.MAX_ROWS_PER_SHARD,
+    ) -> None:
+        self.gid = gid
+        self.index = index
+        self.sources = {src: Source(int(c), synced=not building) for src, c in coefficients.items()}
+        self.slabs: dict[int, Slab] = {}
+        self.dropped: set[int] = set()  # tables whose late frames carry nothing any more
+        self._max_rows = max_rows
+
+    # -- construction ---------------------------------------------------------------------------------
+
+    @property
+    def complete(self) -> bool:
+        return all(source.loaded for source in self.sources.values())
+
+    def reset(self) -> None:
+        """Forget everything and be built again from the start (a source changed in a way that can't be followed)."""
+        for slab in self.slabs.values():
+            slab.close()
+        self.slabs.clear()
+        self.sources = {
+            src: Source(old.coefficient, subscription=old.subscription, synced=False)
+            for src, old in self.sources.items()
+        }
+
+    def load_snapshot(
+        self, src: int, seq: int, tables: Sequence[TableSnapshot], requests: Iterable[tuple[bytes, int]]
+    ) -> None:
+        """Start following source `src` at `seq`. Its rows are still to come, in blocks."""
+        old = self.sources[src]
+        assert not old.synced, "a source is subscribed to once"
+        source = Source(old.coefficient, seq, requests=RequestTable(requests), log=FrameLog(seq + 1))
+        source.acked_by_all, source.subscription = seq, old.subscription
+        for table in tables:
+            if table.table_id in self.dropped:
+                continue
+            keylist = source.keys[table.table_id] = KeyList()
+            keylist.load(table.keys, table.allocated)
+            blocks = -(-table.keys.size // limits.BLOCK_SLOTS)
+            if blocks:
+                source.unloaded[table.table_id] = np.ones(blocks, np.bool_)
+                self._slab(table.table_id, table.row_bytes)
+        self.sources[src] = source
+
+    def next_unloaded(self, src: int, skip: set[tuple[int, int]]) -> tuple[int, int] | None:
+        """(table, block) that source `src` still owes and that is not in `skip`; None when there is none."""
+        for table_id, mask in self.sources[src].unloaded.items():
+            for block in np.flatnonzero(mask)[: len(skip) + 1]:
+                if (table_id, int(block)) not in skip:
+                    return table_id, int(block)
+        return None
+
+    def load_block(self, src: int, seq: int, table_id: int, block: int, rows: U8) -> bool:
+        """Take in the rows of one block as of `seq`, uint8 (count, row_bytes). False when it is not wanted (any more)."""
+        source = self.sources[src]
+        mask = source.unloaded.get(table_id)
+        if not source.synced or source.applied != seq or mask is None or not mask[block]:
+            return False
+        start = block * limits.BLOCK_SLOTS
+        slots = np.arange(start, start + rows.shape[0], dtype=np.uint32)
+        apply_delta(self._slab(table_id, rows.shape[1]).rows, slots, rows, source.coefficient)
+        mask[block] = False
+        if not mask.any():
+            del source.unloaded[table_id]
+        return True
+
+    def blocks_missing(self) -> int:
+        return sum(int(mask.sum()) for source in self.sources.values() for mask in source.unloaded.values())
+
+    # -- deltas ---------------------------------------------------------------------------------------
+
+    def apply(self, src: int, frame: DeltaFrame, acked_by_all: int = 0) -> Applied:
+        """Apply one frame of source `src`. The arrays of the frame are kept in the log, not copied."""
+        source = self.sources[src]
+        if not source.synced:
+            return Applied.UNSYNCED
+        if frame.seq <= source.applied:
+            return Applied.DUPLICATE
+        if frame.seq != source.applied + 1:
+            return Applied.GAP
+        if frame.table_id not in self.dropped:
+            self._apply_bytes(source, frame)
+            keylist = source.keys.get(frame.table_id)
+            if keylist is None:
+                keylist = source.keys[frame.table_id] = KeyList()
+            if frame.new_slots.size or frame.freed_slots.size:
+                keylist.apply(frame.new_slots, frame.new_keys, frame.freed_slots)
+        source.applied = frame.seq
+        source.requests.record(frame.client, frame.request_no)
+        source.log.append(frame)
+        source.acked_by_all = max(source.acked_by_all, acked_by_all)
+        source.log.trim(source.acked_by_all, keep_bytes=limits.MAX_RECENT_BYTES, keep_frames=limits.MAX_LOG_FRAMES)
+        return Applied.APPLIED
+
+    def _apply_bytes(self, source: Source, frame: DeltaFrame) -> None:
+        if not frame.slots.size:
+            return
+        slots, delta = frame.slots, frame.delta
+        mask = source.unloaded.get(frame.table_id)
+        if mask is not None:
+            blocks = slots // np.uint32(limits.BLOCK_SLOTS)
+            known = blocks < mask.size
+            arrived = ~(known & mask[np.where(known, blocks, 0)])
+            slots, delta = slots[arrived], np.ascontiguousarray(delta[arrived])
+        apply_delta(self._slab(frame.table_id, frame.delta.shape[1]).rows, slots, delta, source.coefficient)
+
+    def _slab(self, table_id: int, row_bytes: int) -> Slab:
+        slab = self.slabs.get(table_id)
+        if slab is None:
+            slab = self.slabs[table_id] = Slab(row_bytes, limits.slab_rows(self._max_rows, row_bytes))
+        return slab
+
+    # -- reading at a cut -----------------------------------------------------------------------------
+
+    def rows_at(self, table_id: int, slots: I64, row_bytes: int, cut: Mapping[int, int]) -> U8:
+        """Bytes of `slots` (sorted, each once) exactly at `cut` (source -> seq): uint8 (n, row_bytes), a copy.
+
+        Raises CutNotReached while a frame of the cut is missing, LogTooShort when a later frame can't be taken out.
+        """
+        for src, seq in cut.items():
+            if self.sources[src].applied < seq:
+                raise CutNotReached
+            if not self.sources[src].log.reaches(seq):
+                raise LogTooShort
+        slab = self.slabs.get(table_id)
+        rows = np.zeros((slots.size, row_bytes), np.uint8) if slab is None else slab.rows[slots]
+        for src, seq in cut.items():
+            source = self.sources[src]
+            for frame in source.log.after(seq):
+                if frame.table_id == table_id:
+                    _take_out(rows, slots, frame, source.coefficient)
+        return rows
+
+    def snapshot_keys(self, src: int) -> list[TableSnapshot]:
+        """Key lists of source `src`, for the node that takes it over. Copies."""
+        tables = []
+        for table_id, keylist in self.sources[src].keys.items():
+            if table_id in self.dropped or not keylist.used:
+                continue
+            slab = self.slabs.get(table_id)
+            row_bytes = slab.rows.shape[1] if slab is not None else 0
+            tables.append(TableSnapshot(table_id, row_bytes, keylist.keys.copy(), keylist.allocated.copy()))
+        return tables
+
+    def drop_table(self, table_id: int) -> None:
+        self.dropped.add(table_id)
+        slab = self.slabs.pop(table_id, None)
+        if slab is not None:
+            slab.close()
+        for source in self.sources.values():
+            source.keys.pop(table_id, None)
+            source.unloaded.pop(table_id, None)
+
+    def close(self) -> None:
+        for slab in self.slabs.values():
+            slab.close()
+        self.slabs.clear()
+
+    def memory(self) -> dict[str, int]:
+        """Bytes by kind: parity (rows of the shard, by the highest slot in use), keys, log."""
+        used = {
+            table_id: max((s.keys[table_id].used for s in self.sources.values() if table_id in s.keys), default=0)
+            for table_id in self.slabs
+        }
+        return {
+            "parity": sum(slab.rows.shape[1] * used[table_id] for table_id, slab in self.slabs.items()),
+            "keys": sum(9 * kl.used for s in self.sources.values() for kl in s.keys.values()),
+            "log": sum(source.log.nbytes for source in self.sources.values()),
+        }
+
+
+def _take_out(rows: U8, slots: I64, frame: DeltaFrame, coefficient: int) -> None:
+    """XOR coefficient * delta of `frame` out of `rows`, which hold the sorted `slots`."""
+    if not frame.slots.size or not slots.size:
+        return
+    at = np.searchsorted(slots, frame.slots)
+    at[at == slots.size] = 0
+    hit = slots[at] == frame.slots
+    if hit.any():
+        apply_delta(rows, at[hit].astype(np.uint32), np.ascontiguousarray(frame.delta[hit]), coefficient)

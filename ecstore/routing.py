@@ -1,0 +1,195 @@
+"""What a client does with a batch of ids before it sends them: check, route, sum duplicates. No per-key
+Python.
+
+Arrays given back may share memory with the arguments where the text says so; nothing here writes to an
+argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ecstore.errors import DtypeError, KeyRangeError, ShapeError
+from ecstore.hashing import KeyArray, shard_of
+from ecstore.jit import kernel
+
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+IndexArray: TypeAlias = npt.NDArray[np.int64]
+Ids: TypeAlias = npt.NDArray[np.integer[Any]] | Sequence[int]
+
+_RANGE_HINT = "keys are integers from 0 to 2**64-1; map negative ids to another range before the call"
+
+
+def as_keys(ids: Ids) -> KeyArray:
+    """Ids as keys: u64[n], C-contiguous, writable, native byte order.
+
+    Takes one-dimensional arrays of any integer type and sequences of Python ints. Every uint64 is a key, 0
+    and 2**64-1 too. An int64 or uint64 array that is already fit is not copied: the result is a view of it.
+    Raises KeyRangeError (negative or above 2**64-1), DtypeError (not integers), ShapeError (not
+    one-dimensional).
+    """
+    try:
+        array = np.asarray(ids)
+    except (OverflowError, ValueError):
+        array = np.empty(0, object)
+    if not isinstance(ids, np.ndarray) and array.dtype.kind not in "iu":
+        array = _ints_from_sequence(ids, array)
+    if array.ndim != 1:
+        raise ShapeError(f"ids must have shape (n,), not {array.shape}; use ids.ravel()")
+    if array.dtype.kind not in "iu":
+        raise DtypeError(f"ids must be integers, not {array.dtype}; use ids.astype(np.int64) if they are whole numbers")
+    if array.dtype.kind == "i" and len(array) and int(array.min()) < 0:
+        raise KeyRangeError(f"id {int(array.min())} is negative; {_RANGE_HINT}")
+    if array.dtype == np.int64:
+        array = array.view(np.uint64)
+    return as_plain(array, np.uint64)
+
+
+def _ints_from_sequence(ids: Sequence[int], array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A sequence that NumPy did not take for integers: empty, mixed beyond int64, out of range, or no
+    integers.
+    """
+    if array.ndim > 1:
+        return array
+    values = list(ids)
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise DtypeError(f"ids must be integers, not {type(value).__name__}; convert them before the call")
+        if not 0 <= value <= 2**64 - 1:
+            raise KeyRangeError(f"id {value} is out of range; {_RANGE_HINT}")
+    return np.array(values, np.uint64)
+
+
+def as_plain(array: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """`array` as the kernels want it: this dtype, C-contiguous, aligned, writable. Copied only where it is
+    not.
+
+    The kernels never write to inputs; but a read-only array is another type to the compiler, and would make
+    it compile again in the middle of serving.
+    """
+    return np.require(array, dtype, ["C", "A", "W"])
+
+
+@kernel
+def _counting_sort(shards: npt.NDArray[np.uint32], order: IndexArray, offsets: IndexArray) -> None:
+    # offsets[s + 1] counts shard s, then runs as its write position, and ends as its end: no second array.
+    count = len(offsets) - 1
+    for i in range(len(shards)):
+        offsets[shards[i] + 1] += 1
+    start = 0
+    for s in range(count):
+        size = offsets[s + 1]
+        offsets[s + 1] = start
+        start += size
+    for i in range(len(shards)):
+        s = shards[i] + 1
+        order[offsets[s]] = i
+        offsets[s] += 1
+
+
+def route(keys: KeyArray, seed: int, shards: int) -> tuple[IndexArray, IndexArray]:
+    """(order i64[n], offsets i64[shards+1]): `keys[order][offsets[s]:offsets[s+1]]` belong to data shard s.
+
+    Stable: keys of one shard keep their order. A counting sort, linear in n + shards.
+    """
+    order = np.empty(len(keys), np.int64)
+    offsets = np.zeros(shards + 1, np.int64)
+    _counting_sort(shard_of(keys, seed, shards), order, offsets)
+    return order, offsets
+
+
+@kernel
+def _unique(keys: KeyArray, table: npt.NDArray[np.int32], first: IndexArray, inverse: IndexArray) -> int:
+    # Open addressing with linear probing at a load of at most one half; table holds numbers of unique keys,
+    # -1 = free.
+    mask = np.uint64(len(table) - 1)
+    count = 0
+    for i in range(len(keys)):
+        key = keys[i]
+        mixed = (key ^ (key >> np.uint64(32))) * np.uint64(0x9E3779B97F4A7C15)
+        place = (mixed ^ (mixed >> np.uint64(29))) & mask
+        while True:
+            known = table[place]
+            if known < 0:
+                table[place] = count
+                first[count] = i
+                inverse[i] = count
+                count += 1
+                break
+            if keys[first[known]] == key:
+                inverse[i] = known
+                break
+            place = (place + np.uint64(1)) & mask
+    return count
+
+
+def _first_and_inverse(keys: KeyArray) -> tuple[IndexArray, IndexArray]:
+    table = np.full(1 << max(2 * len(keys) - 1, 1).bit_length(), -1, np.int32)
+    first = np.empty(len(keys), np.int64)
+    inverse = np.empty(len(keys), np.int64)
+    count = _unique(keys, table, first, inverse)
+    return first[:count], inverse
+
+
+def unique(keys: KeyArray) -> tuple[KeyArray, IndexArray]:
+    """(unique keys u64[u] in order of first occurrence, inverse i64[n]): `unique_keys[inverse] == keys`."""
+    first, inverse = _first_and_inverse(keys)
+    return keys[first], inverse
+
+
+@kernel
+def _sum_rows(grads: FloatArray, inverse: IndexArray, sums: FloatArray) -> None:
+    seen = 0  # numbers of unique keys come in order of first occurrence: number == seen means "new"
+    for i in range(len(inverse)):
+        row = inverse[i]
+        if row == seen:
+            for c in range(grads.shape[1]):
+                sums[row, c] = grads[i, c]
+            seen += 1
+        else:
+            for c in range(grads.shape[1]):
+                sums[row, c] += grads[i, c]
+
+
+def unique_sum(keys: KeyArray, grads: FloatArray) -> tuple[KeyArray, FloatArray]:
+    """(unique keys u64[u] in order of first occurrence, sums f32[u, d] of their gradients f32[n, d]).
+
+    A sum starts as a copy of the first gradient and adds the others in input order, in float32. Without
+    duplicates the arguments themselves are returned. Raises ShapeError when the lengths differ.
+    """
+    if grads.ndim != 2 or len(grads) != len(keys):
+        raise ShapeError(f"{len(keys)} ids need gradients of shape ({len(keys)}, dim), not {grads.shape}")
+    first, inverse = _first_and_inverse(keys)
+    if len(first) == len(keys):
+        return keys, grads
+    sums = np.empty((len(first), grads.shape[1]), np.float32)
+    _sum_rows(as_plain(grads, np.float32), inverse, sums)
+    return keys[first], sums
+
+
+@kernel
+def _count_non_finite(bits: npt.NDArray[np.uint32]) -> int:
+    exponent = np.uint32(0x7F800000)
+    found = np.uint32(0)
+    for i in range(len(bits)):
+        found += np.uint32((bits[i] & exponent) == exponent)
+    return int(found)
+
+
+def all_finite(grads: FloatArray) -> bool:
+    """True unless a number of this f32 array (any shape) is NaN or infinite."""
+    return _count_non_finite(as_plain(grads, np.float32).reshape(-1).view(np.uint32)) == 0
+
+
+def warm_up() -> None:
+    """Compile (or load from the cache) every kernel of this module with the types used in production."""
+    keys = np.array([5, 7, 5], np.uint64)
+    grads = np.ones((3, 2), np.float32)
+    route(keys, 1, 2)
+    unique(keys)
+    unique_sum(keys, grads)
+    all_finite(grads)

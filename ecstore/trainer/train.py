@@ -1,0 +1,321 @@
+"""The training loop: pull, forward, backward, push; and the report of a run.
+
+Every batch takes one `pull_many` (its distinct embedding keys and all dense rows) and one `push_many` (their
+gradients), which returns when it is acknowledged. The optimizers run in the store. So a worker holds no
+parameter between two batches, and whatever store is behind the interface, one worker in strict order ends
+with the same bits.
+
+strict (default): the pull of a batch begins after the push of the batch before is acknowledged.
+prefetch: the pull of the next batch overlaps the computation of this one. It has ended before this batch's
+push
+    begins, so every batch is computed from parameters that lack exactly the push before it: a staleness of
+    one batch, never more, and as reproducible as strict order (with other results). Between epochs it goes
+    on.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from typing import Any, Generic, Literal
+
+import numpy as np
+
+from ecstore.codec import Code
+from ecstore.errors import ConfigError, NonFiniteError
+from ecstore.optim import Adagrad, Optimizer
+from ecstore.tables import Initializer, Uniform, Zeros
+from ecstore.trainer.data import BadLine, Batch, Dataset
+from ecstore.trainer.local import add_rows
+from ecstore.trainer.metrics import auc, log_loss
+from ecstore.trainer.model import Dlrm, ModelConfig
+from ecstore.trainer.source import FloatArray, KeyArray, Store, TableT
+
+EVALUATION_BATCH = 1024  #: samples pulled at a time to evaluate; has no influence on training
+LOSS_WINDOW = 50  #: batches that "first" and "last" loss are means of, at most; fewer in a short run
+
+
+@dataclass(frozen=True, slots=True)
+class TrainConfig:
+    """Settings of a training run. Raises `ConfigError` when one is out of range.
+
+    Learning rates, layers and epochs were chosen on the last seventh of the *training* part of a real day
+    of clicks. Two epochs are enough there: most ids of a click log occur once or twice, and in a third epoch
+    they are learned by heart.
+    """
+
+    code: str = "rs(3,2)"  #: of the embedding table
+    dense_code: str | None = None  #: of the dense table; None = as many copies as survive what `code` survives
+    batch_size: int = 128
+    epochs: int = 2
+    max_batches: int | None = None  #: end after so many batches (over all epochs); None = all
+    mode: Literal["strict", "prefetch"] = "strict"
+    seed: int = 1  #: of the initial embeddings and dense parameters
+    model: ModelConfig = field(default_factory=ModelConfig)
+    embedding_optimizer: Optimizer = field(default_factory=lambda: Adagrad(lr=0.003))
+    dense_optimizer: Optimizer = field(default_factory=lambda: Adagrad(lr=0.02))
+    embedding_init: Initializer = field(default_factory=lambda: Uniform(-0.01, 0.01))
+    embedding_table: str = "embedding"
+    dense_table: str = "dense"
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.epochs < 1 or (self.max_batches is not None and self.max_batches < 1):
+            raise ConfigError(
+                f"batch_size {self.batch_size}, epochs {self.epochs} and max_batches {self.max_batches} "
+                "must be at least 1"
+            )
+        if self.mode not in ("strict", "prefetch"):
+            raise ConfigError(f'mode is "strict" or "prefetch", not {self.mode!r}')
+        if self.embedding_table == self.dense_table:
+            raise ConfigError(f"embedding and dense table have one name, {self.dense_table!r}; use two")
+        Code.parse(self.code)
+        Code.parse(self.replicas)
+
+    @property
+    def replicas(self) -> str:
+        """The code of the dense table: `dense_code`, or replicate(m+1) for the m of `code`."""
+        return self.dense_code if self.dense_code is not None else f"replicate({Code.parse(self.code).m + 1})"
+
+    @property
+    def tables(self) -> tuple[str, str]:
+        """Names of the two tables, for comparisons."""
+        return (self.embedding_table, self.dense_table)
+
+    def batches(self, dataset: Dataset) -> int:
+        """How many batches a run over `dataset` has."""
+        total = -(-dataset.train_samples // self.batch_size) * self.epochs
+        return total if self.max_batches is None else min(total, self.max_batches)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReport:
+    """After the push of a batch was acknowledged. Times in seconds of the run's clock."""
+
+    batch: int  #: number of the batch in the run, from 1
+    batches: int  #: of the whole run
+    epoch: int  #: from 1
+    samples: int  #: of this batch
+    loss: float  #: mean over the batch, before its update
+    finished: float  #: the clock when the push was acknowledged
+    pull_s: float  #: waited for the pull
+    compute_s: float
+    push_s: float  #: waited for the push
+
+
+@dataclass(frozen=True, slots=True)
+class TrainReport:
+    """Of a whole run. `auc`, `log_loss`: of the held-out part; NaN when it lacks one of the classes."""
+
+    dataset: str
+    batches: int
+    samples: int
+    seconds: float  #: training alone, without the evaluation
+    samples_per_s: float
+    loss_first: float  #: mean over the first batches, see LOSS_WINDOW
+    loss_last: float  #: mean over the last batches
+    auc: float
+    log_loss: float
+    test_samples: int
+    bad_lines: int
+    bad_lines_first: tuple[BadLine, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; NaN becomes None, which JSON can say."""
+        plain = asdict(self)
+        return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in plain.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Pulled:
+    """The parameters of one batch."""
+
+    keys: KeyArray  #: u64[u], the distinct keys of the batch
+    places: np.ndarray[Any, np.dtype[np.intp]]  #: [B * 26], index into `keys` of every category
+    weights: FloatArray  #: f32[u, D]
+    dense_rows: FloatArray  #: f32[chunks, chunk]
+
+
+def train(
+    store: Store[TableT],
+    dataset: Dataset,
+    config: TrainConfig | None = None,
+    *,
+    on_batch: Callable[[BatchReport], None] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> TrainReport:
+    """Train on the training part of `dataset`, evaluate on the held-out part.
+
+    Tables that exist with the same options are trained on; new dense parameters are written first. `on_batch`
+    is called after every batch; what it raises ends the run. Errors of the store come through as they are.
+    Raises `NonFiniteError` when the loss is no longer finite.
+    """
+    config = config if config is not None else TrainConfig()
+    worker = Worker(store, config)
+    run = _Run(config.batches(dataset), clock())
+    with ExitStack() as stack:
+        ahead = stack.enter_context(ThreadPoolExecutor(1, "prefetch")) if config.mode == "prefetch" else None
+        started = clock()
+        for epoch, batch, pulled, pending in _pulled_batches(worker, _batches(dataset, config), ahead):
+            received = clock()
+            loss, updates = worker.compute(batch, pulled)
+            computed = clock()
+            if pending is not None:
+                wait([pending])  # the next pull ends, well or not, before this push begins
+            store.push_many(updates)
+            report = run.record(epoch, len(batch), loss, (started, received, computed, clock()))
+            if on_batch is not None:
+                on_batch(report)
+            started = clock()
+    labels, logits = worker.predict(dataset)
+    return run.report(dataset, labels, logits)
+
+
+def evaluate(store: Store[TableT], dataset: Dataset, config: TrainConfig) -> tuple[float, float]:
+    """AUC and log loss of the held-out part with the parameters in `store`; nothing is written."""
+    labels, logits = Worker(store, config).predict(dataset)
+    return auc(labels, logits), log_loss(labels, logits)
+
+
+class Worker(Generic[TableT]):
+    """One trainer's tables and model. It holds no parameters."""
+
+    def __init__(self, store: Store[TableT], config: TrainConfig) -> None:
+        """Open the two tables, or make them; dense parameters that are not there yet are written."""
+        self._store = store
+        self.model = Dlrm(config.model)
+        self.embedding = store.create_table(
+            config.embedding_table,
+            dim=config.model.dim,
+            optimizer=config.embedding_optimizer,
+            code=config.code,
+            init=config.embedding_init,
+            seed=config.seed,
+        )
+        self.dense = store.create_table(
+            config.dense_table,
+            dim=config.model.chunk,
+            optimizer=config.dense_optimizer,
+            code=config.replicas,
+            init=Zeros(),
+            seed=config.seed,
+        )
+        self._dense_keys: KeyArray = np.arange(self.model.chunks, dtype=np.uint64)
+        if len(self.dense) == 0:
+            self.dense.load(self._dense_keys, self.model.initial_rows(config.seed))
+
+    def pull(self, batch: Batch) -> _Pulled:
+        """Pull what a batch needs, in one request."""
+        keys, places = np.unique(batch.keys, return_inverse=True)
+        pulled = self._store.pull_many({self.embedding: keys, self.dense: self._dense_keys})
+        return _Pulled(keys, places.reshape(-1), pulled[self.embedding], pulled[self.dense])
+
+    def compute(self, batch: Batch, pulled: _Pulled) -> tuple[float, dict[TableT, tuple[KeyArray, FloatArray]]]:
+        """Loss of a batch, and the push that follows from it: one gradient for each distinct key."""
+        embeddings = pulled.weights[pulled.places].reshape(*batch.keys.shape, -1)
+        with np.errstate(over="ignore", invalid="ignore"):  # a diverged model is reported below, once
+            loss, gradients = self.model.loss_and_gradients(pulled.dense_rows, batch.dense, embeddings, batch.labels)
+        if not math.isfinite(loss):
+            raise NonFiniteError(f"the loss became {loss}; train again with lower learning rates")
+        sums = np.zeros_like(pulled.weights)
+        add_rows(sums, pulled.places, np.ascontiguousarray(gradients.embeddings).reshape(-1, sums.shape[1]))
+        return loss, {
+            self.embedding: (pulled.keys, sums),
+            self.dense: (self._dense_keys, gradients.dense_rows),
+        }
+
+    def predict(self, dataset: Dataset) -> tuple[FloatArray, FloatArray]:
+        """Labels and logits, f32[test samples], of the held-out part; pulls only, nothing is written."""
+        labels: list[FloatArray] = []
+        logits: list[FloatArray] = []
+        for batch in dataset.test_batches(EVALUATION_BATCH):
+            pulled = self.pull(batch)
+            embeddings = pulled.weights[pulled.places].reshape(*batch.keys.shape, -1)
+            labels.append(batch.labels)
+            logits.append(self.model.predict(pulled.dense_rows, batch.dense, embeddings).astype(np.float32))
+        none = [np.empty(0, np.float32)]
+        return np.concatenate(labels or none), np.concatenate(logits or none)
+
+
+class _Run:
+    """What a run has done so far."""
+
+    def __init__(self, batches: int, now: float) -> None:
+        self._batches = batches
+        self._done = 0
+        self._window = max(1, min(LOSS_WINDOW, batches // 2))
+        self._first: list[float] = []
+        self._last: deque[float] = deque(maxlen=self._window)
+        self._started = self._finished = now
+        self._samples = 0
+
+    def record(self, epoch: int, samples: int, loss: float, times: tuple[float, float, float, float]) -> BatchReport:
+        """Count one batch. times: pull begun, pull ended, computed, push acknowledged."""
+        started, received, computed, self._finished = times
+        self._done += 1
+        self._samples += samples
+        if len(self._first) < self._window:
+            self._first.append(loss)
+        self._last.append(loss)
+        return BatchReport(
+            batch=self._done,
+            batches=self._batches,
+            epoch=epoch,
+            samples=samples,
+            loss=loss,
+            finished=self._finished,
+            pull_s=received - started,
+            compute_s=computed - received,
+            push_s=self._finished - computed,
+        )
+
+    def report(self, dataset: Dataset, labels: FloatArray, logits: FloatArray) -> TrainReport:
+        seconds = self._finished - self._started
+        return TrainReport(
+            dataset=dataset.name,
+            batches=self._done,
+            samples=self._samples,
+            seconds=seconds,
+            samples_per_s=self._samples / seconds if seconds > 0 else 0.0,
+            loss_first=_mean(self._first),
+            loss_last=_mean(self._last),
+            auc=auc(labels, logits),
+            log_loss=log_loss(labels, logits),
+            test_samples=len(labels),
+            bad_lines=dataset.bad_lines.count,
+            bad_lines_first=tuple(dataset.bad_lines.first),
+        )
+
+
+def _batches(dataset: Dataset, config: TrainConfig) -> Iterator[tuple[int, Batch]]:
+    """(epoch from 1, batch) of a whole run, in order."""
+    epochs = ((epoch, batch) for epoch in range(config.epochs) for batch in dataset.train_batches(config.batch_size))
+    for epoch, batch in islice(epochs, config.max_batches):
+        yield epoch + 1, batch
+
+
+def _pulled_batches(
+    worker: Worker[TableT], batches: Iterator[tuple[int, Batch]], ahead: ThreadPoolExecutor | None
+) -> Iterator[tuple[int, Batch, _Pulled, Future[_Pulled] | None]]:
+    """(epoch, batch, its parameters, the pull of the next batch if one is under way)."""
+    if ahead is None:
+        for epoch, batch in batches:
+            yield epoch, batch, worker.pull(batch), None
+        return
+    current = next(batches, None)
+    pending = ahead.submit(worker.pull, current[1]) if current is not None else None
+    while current is not None and pending is not None:
+        pulled = pending.result()
+        following = next(batches, None)
+        pending = ahead.submit(worker.pull, following[1]) if following is not None else None
+        yield *current, pulled, pending
+        current = following
+
+
+def _mean(values: Collection[float]) -> float:
+    return sum(values) / len(values) if values else float("nan")

@@ -1,0 +1,55 @@
+"""Connections between peers: frames over TCP, requests and replies, deadlines, bounds.
+
+The parts: `transport_hello` (who is at the other end), `transport_connection` (one connection),
+`transport_server` (accepts them), `transport_pool` (opens them), `transport_limits` (settings),
+`transport_loop` (uvloop or asyncio). Import from here.
+"""
+
+from __future__ import annotations
+
+from ecstore.errors import EcstoreError, ProtocolError
+from ecstore.transport_connection import Connection, Handler
+from ecstore.transport_hello import Hello, Role
+from ecstore.transport_limits import DEFAULT_LIMITS, ConnectionLimits
+from ecstore.transport_loop import install_uvloop, new_event_loop, run
+from ecstore.transport_pool import PeerPool, connect
+from ecstore.transport_requests import OnReply
+from ecstore.transport_server import MAX_CONNECTIONS, Server, ServerStatistics
+from ecstore.transport_sockets import parse_address
+from ecstore.wire import Frame
+
+__all__ = [
+    "DEFAULT_LIMITS",
+    "MAX_CONNECTIONS",
+    "Connection",
+    "ConnectionLimits",
+    "EcstoreError",
+    "Frame",
+    "Handler",
+    "Hello",
+    "OnReply",
+    "PassiveHandler",
+    "PeerPool",
+    "Role",
+    "Server",
+    "ServerStatistics",
+    "connect",
+    "install_uvloop",
+    "new_event_loop",
+    "parse_address",
+    "run",
+]
+
+
+class PassiveHandler:
+    """For ends that only ask: refuses requests, ignores one-way messages. A base to override, too."""
+
+    def on_open(self, conn: Connection) -> None:
+        """Nothing to do."""
+
+    def on_frame(self, conn: Connection, frame: Frame) -> None:
+        if frame.rid:
+            raise ProtocolError(f"this end answers no requests, {frame.kind!r} was sent to it; ask a node")
+
+    def on_close(self, conn: Connection, reason: str) -> None:
+        """Nothing to do."""
