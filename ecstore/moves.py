@@ -87,15 +87,22 @@ class _Planner:
         ]
 
     def _move_one(self, group: Group, shards: list[Shard]) -> None:
-        """Start a move of the first of `shards` that may go to an up node outside the group."""
+        """Start a move of one of `shards` to an up node outside the group: the one that evens out its role most."""
         k = parse_code(group.code).k
+        loads = self.draft.loads
         owners = {shard.owner for shard in group.shards}
         outside = [node for node in self.up if node not in owners and self._may_receive(node)]
+        best: tuple[int, Shard, str] | None = None
         for shard in shards:
-            target = self.draft.least_loaded(group, shard.index >= k, outside)
-            if target is not None and self._may_give(shard.owner):
-                self._start(group, shard, target)
-                return
+            parity = shard.index >= k
+            target = self.draft.least_loaded(group, parity, outside)
+            if target is None or not self._may_give(shard.owner):
+                continue
+            gain = loads.role(group.code, parity, shard.owner) - loads.role(group.code, parity, target)
+            if best is None or gain > best[0]:
+                best = gain, shard, target
+        if best is not None:
+            self._start(group, best[1], best[2])
 
     def _even_step(self, code: str, parity: bool) -> bool:
         """One balance move of this code and role; False when none is useful and possible."""

@@ -241,7 +241,9 @@ class Store:
         parts = []
         for number in np.flatnonzero(np.diff(offsets)).tolist():
             start, stop = int(offsets[number]), int(offsets[number + 1])
-            parts.append(_Part(entry, out, groups[number // k].gid, number % k, ordered[start:stop], order[start:stop]))
+            gid = groups[number // k].gid
+            for at, to in _pieces(start, stop, 4 * entry.spec.dim):
+                parts.append(_Part(entry, out, gid, number % k, ordered[at:to], order[at:to]))
         return parts
 
     async def _pull_round(self, parts: list[_Part], deadline: float) -> tuple[list[_Part], EcstoreError | None]:
@@ -509,7 +511,7 @@ class Store:
 
 
 def _rows(values: ArrayLike, spec: TableSpec) -> F32:
-    """float32 (n, dim), C-contiguous; typed errors otherwise. float64 is refused: rounding is the caller's to choose."""
+    """float32 (n, dim), C-contiguous; typed errors otherwise. float64 is refused: rounding is the caller's choice."""
     array = np.asarray(values)
     if array.dtype != np.float32 and not (array.size == 0 and array.dtype == np.float64):
         raise DtypeError(f"table {spec.name!r} takes float32, got {array.dtype}; convert with .astype(np.float32)")
@@ -527,7 +529,7 @@ def _pieces(start: int, stop: int, width: int) -> list[tuple[int, int]]:
 
 
 def _chunks(parts: list[_Part]) -> list[list[_Part]]:
-    """Cut the parts for one owner so that no reply exceeds a message (a single huge part stays whole up to the frame limit)."""
+    """Cut the parts for one owner so that no reply exceeds a message."""
     chunks: list[list[_Part]] = [[]]
     size = 0
     for part in parts:

@@ -221,7 +221,8 @@ class EmbeddedCoordination(PassiveHandler):
         if known is not None and (seen.cluster, seen.seed) != (known.cluster, known.seed):
             raise WrongClusterError(
                 f"the coordination service at {self.address} keeps another cluster now "
-                f"({seen.cluster!r}, seed {seen.seed}; was {known.cluster!r}, seed {known.seed}); start it with its state file"
+                f"({seen.cluster!r}, seed {seen.seed}; was {known.cluster!r}, seed {known.seed}); "
+                "start it with its state file"
             )
         if known is not None and seen.epoch < known.epoch:
             raise UnavailableError(

@@ -11,20 +11,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from ecstore.threads import SINGLE_THREADED
 
 #: Seconds between two looks whether a watched process is still there.
 WATCH_PAUSE_S: Final = 0.2
 #: A process that was told to end and has not after this time is ended by force.
 GRACE_S: Final = 1.0
-
-#: One thread for linear algebra in every process: the cores are shared, and results don't depend on their number.
-SINGLE_THREADED: Final[Mapping[str, str]] = dict.fromkeys(
-    ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
-)
 
 
 @dataclass(frozen=True, slots=True)

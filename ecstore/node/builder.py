@@ -119,7 +119,7 @@ async def _until(runtime: Runtime, sink: OwnedSink, condition: object) -> None:
 
 
 async def _confirmed(runtime: Runtime, sink: OwnedSink, group_epoch: int) -> bool:
-    """Ask every source's owner whether our stream is really one it waits for; only then the sink may be called whole."""
+    """Ask each source's owner whether our stream is one it waits for; only then the sink may be called whole."""
     gid, dst = sink.key
     try:
         group = runtime.same_group_epoch(gid, group_epoch)

@@ -65,7 +65,7 @@ def combine(
     answers: Mapping[int, DataAnswer],
     parity: Mapping[int, U8],
 ) -> U8:
-    """Rows of shard `wanted`: uint8 (n, row_bytes), from data `answers` and `parity` rows (shard index -> rows at the cut)."""
+    """Rows of shard `wanted`, uint8 (n, row_bytes), from data `answers` and parity rows, by shard index."""
     example = next(iter(parity.values()))
     out = np.empty_like(example)
     for pattern in split:

@@ -5,7 +5,6 @@ Also the owner's list of free slots, which is a function of the key list alone.
 
 from __future__ import annotations
 
-import heapq
 from typing import TypeAlias
 
 import numpy as np
@@ -106,17 +105,18 @@ class FreeSlots:
     """The slots a shard may allocate: always the lowest free one first, then the next never used.
 
     The rule depends on nothing but the key list, so an owner after a takeover allocates as the lost one would
-    have. A min-heap of Python ints would be large: freed slots wait in a heap only as long as they are free.
+    have. Free slots are kept sorted, 4 bytes each: taking is a slice, giving back a merge (linear in their
+    number, once for each delete call).
     """
 
-    def __init__(self, used: int = 0, free: list[int] | None = None) -> None:
+    def __init__(self, used: int = 0, free: SlotArray | None = None) -> None:
         self.used = used  #: slots [used, ...) were never allocated
-        self._free = free or []  # ascending order is a valid heap
+        self._free: SlotArray = np.empty(0, np.uint32) if free is None else free  # ascending
 
     @classmethod
     def of(cls, keys: KeyList) -> FreeSlots:
         """The free slots that belong to this key list."""
-        return cls(keys.used, np.flatnonzero(keys.allocated == 0).tolist())
+        return cls(keys.used, np.flatnonzero(keys.allocated == 0).astype(np.uint32))
 
     def __len__(self) -> int:
         """Free slots below `used`."""
@@ -124,15 +124,11 @@ class FreeSlots:
 
     def take(self, count: int) -> SlotArray:
         """The next `count` slots u32[count]; the caller has checked that the shard may hold them."""
-        slots = np.empty(count, np.uint32)
-        reused = min(count, len(self._free))
-        for i in range(reused):
-            slots[i] = heapq.heappop(self._free)
-        slots[reused:] = np.arange(self.used, self.used + count - reused, dtype=np.uint32)
-        self.used += count - reused
-        return slots
+        reused, self._free = self._free[:count], self._free[count:]
+        fresh = np.arange(self.used, self.used + count - len(reused), dtype=np.uint32)
+        self.used += len(fresh)
+        return np.concatenate([reused, fresh])
 
     def put(self, slots: SlotArray) -> None:
         """Give slots back."""
-        for slot in slots.tolist():
-            heapq.heappush(self._free, slot)
+        self._free = np.sort(np.concatenate([self._free, slots]), kind="stable")

@@ -166,7 +166,7 @@ class Runtime:
             await self.map_change(left)
 
     async def at_group_epoch(self, gid: int, group_epoch: int) -> Group:
-        """The group, when its owners here are exactly those of `group_epoch`; waits for a newer map, refuses an older one."""
+        """The group, when its owners here are those of `group_epoch`; waits for a newer map, refuses an older epoch."""
         if not (gid < len(self.map.groups) and self.map.groups[gid].epoch == group_epoch):
             await self.at_epoch(group_epoch)
         return self.same_group_epoch(gid, group_epoch)

@@ -144,7 +144,7 @@ class SinkShard:
         return None
 
     def load_block(self, src: int, seq: int, table_id: int, block: int, rows: U8) -> bool:
-        """Take in the rows of one block as of `seq`, uint8 (count, row_bytes). False when it is not wanted (any more)."""
+        """Take in the rows of one block as of `seq`, uint8 (count, row_bytes). False when it is not wanted any more."""
         source = self.sources[src]
         mask = source.unloaded.get(table_id)
         if not source.synced or source.applied != seq or mask is None or not mask[block]:

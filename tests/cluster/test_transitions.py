@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import replace
 
 import msgpack
@@ -420,44 +421,58 @@ def test_impossible_drains_and_removals_say_why() -> None:
 
 
 def random_event(current: ClusterMap, rng: random.Random, ids: list[str]) -> Event:
-    kind = rng.random()
-    node = rng.choice(ids)
-    alive = [n for n in current.nodes.values() if n.alive]
+    """Any event, in proportions that keep most groups alive for a while: those that are lost test little."""
+    alive = [node.id for node in current.nodes.values() if node.alive]
+    gone = [node for node in ids if node not in alive]
     ready = pending(current)
-    if kind < 0.62 and ready:
+    weights = {
+        "ready": 60 if ready else 0,
+        "down": (0.6 if ready else 6) if alive else 0,
+        "join": 6 if gone else 0,
+        "restart": 0.2 if alive else 0,
+        "drain": 0.5,
+        "remove": 1,
+        "create": 3,
+        "drop": 0.5,
+    }
+    kind = rng.choices(list(weights), list(weights.values()))[0]
+    if kind == "ready":
         report = rng.choice(ready)
         return replace(report, group_epoch=report.group_epoch - rng.choice([0, 0, 0, 0, 1]))
-    if kind < 0.70 and alive:
-        dead = rng.choice(alive)
-        return NodeDown(dead.id, dead.incarnation - (rng.random() < 0.1), rng.choice(["refused", "silent", "left"]))
-    if kind < 0.86:
-        return NodeJoin(node, f"host:{rng.randrange(99)}")
-    if kind < 0.90:
-        return Drain(node)
-    if kind < 0.93:
-        return NodeRemove(node)
-    if kind < 0.98:
+    if kind == "down":
+        node = current.nodes[rng.choice(alive)]
+        return NodeDown(node.id, node.incarnation - (rng.random() < 0.1), rng.choice(["refused", "silent", "left"]))
+    if kind in ("join", "restart"):
+        return NodeJoin(rng.choice(gone if kind == "join" else alive), f"host:{rng.randrange(99)}")
+    if kind == "drain":
+        return Drain(rng.choice(ids))
+    if kind == "remove":
+        return NodeRemove(rng.choice(ids))
+    if kind == "create":
         code = rng.choice(["rs(3,2)", "rs(2,1)", "replicate(3)", "none", "rs(1,3)", "rs(4,2)"])
         return CreateTable(spec(rng.choice("abcd") + code, code, dim=rng.choice([8, 8, 8, 9])))
     return DropTable(rng.choice(list(current.tables) or ["none"]))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(10))
 def test_random_histories_keep_every_invariant(seed: int) -> None:
     rng = random.Random(seed)
     ids = [f"n{i}" for i in range(rng.randrange(3, 11))]
     current = empty_map("random", seed)
     refused = 0
-    for _ in range(250):
-        before = (current, current.to_wire())
+    seen = Counter[str]()
+    for number in range(300):
+        before, groups, nodes = current, current.groups, dict(current.nodes)
         try:
             current = step(current, random_event(current, rng, ids))
         except (CodeError, ConfigError, TableExistsError, UnknownTableError):
             refused += 1
-        assert before[0].to_wire() == before[1], "the old map was changed"
-        packed = msgpack.packb(current.to_wire())
-        assert ClusterMap.from_wire(msgpack.unpackb(packed)) == current
-    assert refused < 125
+        assert (before.groups, before.nodes) == (groups, nodes), "the old map was changed"
+        if number % 10 == 0:
+            assert ClusterMap.from_wire(msgpack.unpackb(msgpack.packb(current.to_wire()))) == current
+        seen.update(current.group_state(group) for group in current.groups)
+    assert refused < 150
+    assert seen["degraded"] and seen["ok"], "this history tested nothing"
     current, _ = settle(current, rng)
     assert plan_moves(current) == ()
     width = max((len(g.shards) for g in current.groups if not g.lost), default=0)

@@ -99,8 +99,9 @@ def test_growth_is_one_segment_at_a_time_and_loses_nothing():
 
 def test_memory_stays_below_ten_bytes_a_row_beyond_the_first_segment():
     checked = Checked(2_000_000)
-    checked.add(list(range(300_000)))
+    checked.add(list(range(300_000)))  # one call over many splits
     assert checked.index.memory() / 300_000 < 10.0
+    checked.check(list(range(0, 300_100, 7)))
 
 
 def crowded_keys(count: int, low_bits: int) -> list[int]:

@@ -11,9 +11,7 @@ import pytest
 
 def made_up_line(source: random.Random) -> str:
     """One line: label, 13 integers (some missing, some negative), 26 categories (some missing)."""
-    integers = [
-        "" if source.random() < 0.2 else str(source.choice([-1, 0, 1, 7, 250, 12_345_678])) for _ in range(13)
-    ]
+    integers = ["" if source.random() < 0.2 else str(source.choice([-1, 0, 1, 7, 250, 12_345_678])) for _ in range(13)]
     categories = ["" if source.random() < 0.1 else f"{source.randrange(2**32):08x}" for _ in range(26)]
     return "\t".join([str(source.randrange(2)), *integers, *categories])
 

@@ -46,10 +46,7 @@ def naive(lines: list[str]) -> Batch:
             row.append(np.sign(value) * np.log1p(abs(value)) / 4)
         dense.append(row)
         keys.append(
-            [
-                (i << 32) + int(text, 16) if text else (1 << 40) + (i << 32)
-                for i, text in enumerate(fields[14:])
-            ]
+            [(i << 32) + int(text, 16) if text else (1 << 40) + (i << 32) for i, text in enumerate(fields[14:])]
         )
     return Batch(np.array(labels, np.float32), np.array(dense, np.float32), np.array(keys, np.uint64))
 
@@ -147,9 +144,7 @@ def test_the_last_seventh_is_held_out_in_order(tmp_path: Path, good_lines: list[
 
 
 @pytest.mark.parametrize("batch_size", [1, 100, 1024, 1500, 5000])
-def test_streaming_gives_the_batches_of_loading(
-    tmp_path: Path, good_lines: list[str], batch_size: int
-) -> None:
+def test_streaming_gives_the_batches_of_loading(tmp_path: Path, good_lines: list[str], batch_size: int) -> None:
     path = write(tmp_path / "log.tsv", [*good_lines[:5], "bad", *good_lines[5:]])
     loaded, streamed = load_criteo(path), CriteoFile(path)
     assert (streamed.train_samples, streamed.test_samples) == (loaded.train_samples, loaded.test_samples)

@@ -15,9 +15,7 @@ from ecstore.trainer.metrics import Throughput, auc, log_loss
 def auc_of_all_pairs(labels: list[int], scores: list[float]) -> float:
     clicks = [score for label, score in zip(labels, scores, strict=True) if label]
     others = [score for label, score in zip(labels, scores, strict=True) if not label]
-    wins = sum(
-        1.0 if click > other else 0.5 if click == other else 0.0 for click in clicks for other in others
-    )
+    wins = sum(1.0 if click > other else 0.5 if click == other else 0.0 for click in clicks for other in others)
     return wins / (len(clicks) * len(others))
 
 

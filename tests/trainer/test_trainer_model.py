@@ -11,9 +11,7 @@ import pytest
 from ecstore.errors import ConfigError
 from ecstore.trainer.model import Dlrm, ModelConfig, aligned_copy, bce_loss, sigmoid
 
-SMALL = ModelConfig(
-    dense_features=3, categorical_features=4, dim=5, bottom_hidden=(6,), top_hidden=(7, 4), chunk=16
-)
+SMALL = ModelConfig(dense_features=3, categorical_features=4, dim=5, bottom_hidden=(6,), top_hidden=(7, 4), chunk=16)
 
 
 @dataclass
@@ -74,9 +72,7 @@ def test_float32_gradients_are_near_float64() -> None:
     model = Dlrm(ModelConfig())
     sample = draw(model, batch=64, seed=5)
     loss, exact = model.loss_and_gradients(sample.rows, sample.dense, sample.embeddings, sample.labels)
-    single = [
-        part.astype(np.float32) for part in (sample.rows, sample.dense, sample.embeddings, sample.labels)
-    ]
+    single = [part.astype(np.float32) for part in (sample.rows, sample.dense, sample.embeddings, sample.labels)]
     loss32, near = model.loss_and_gradients(*single)
     assert near.dense_rows.dtype == np.float32
     assert near.embeddings.dtype == np.float32
@@ -192,9 +188,7 @@ def test_inputs_are_only_read() -> None:
     assert [part.tobytes() for part in inputs] == before
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"dim": 0}, {"chunk": 0}, {"bottom_hidden": (4, 0)}, {"top_hidden": (-1,)}]
-)
+@pytest.mark.parametrize("wrong", [{"dim": 0}, {"chunk": 0}, {"bottom_hidden": (4, 0)}, {"top_hidden": (-1,)}])
 def test_impossible_sizes(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="at least 1"):
         ModelConfig(**wrong)

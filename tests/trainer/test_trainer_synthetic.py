@@ -43,9 +43,7 @@ def test_shapes_shares_and_ids() -> None:
     assert (batch.dense < 0).mean() == pytest.approx(0.02, abs=0.005)
     missing = (batch.keys >> np.uint64(40)) == 1
     assert missing.mean() == pytest.approx(0.1, abs=0.01)
-    assert np.array_equal(
-        (batch.keys >> np.uint64(32)) & np.uint64(0xFF), np.tile(np.arange(26), (len(batch), 1))
-    )
+    assert np.array_equal((batch.keys >> np.uint64(32)) & np.uint64(0xFF), np.tile(np.arange(26), (len(batch), 1)))
     for feature in range(26):
         present = batch.keys[~missing[:, feature], feature]
         assert len(np.unique(present)) <= log.sizes[feature]

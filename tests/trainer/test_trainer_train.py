@@ -157,9 +157,7 @@ def test_gradient_of_a_repeated_category_is_the_sum() -> None:
     embeddings = worker.embedding.pull(batch.keys.reshape(-1)).reshape(64, 26, -1)
     _, gradients = worker.model.loss_and_gradients(pulled.dense_rows, batch.dense, embeddings, batch.labels)
     expected = {int(key): np.zeros(16, np.float32) for key in keys}
-    for key, gradient in zip(
-        batch.keys.reshape(-1).tolist(), gradients.embeddings.reshape(-1, 16), strict=True
-    ):
+    for key, gradient in zip(batch.keys.reshape(-1).tolist(), gradients.embeddings.reshape(-1, 16), strict=True):
         expected[key] = expected[key] + gradient
     assert sums.tobytes() == np.array([expected[int(key)] for key in keys]).tobytes()
     assert len(keys) < batch.keys.size
@@ -227,7 +225,7 @@ def test_on_batch_may_end_the_run(mode: Any) -> None:
 
 def test_a_diverging_model_is_reported() -> None:
     config = TrainConfig(embedding_optimizer=SGD(lr=1e30), dense_optimizer=SGD(lr=1e30))
-    with pytest.raises(NonFiniteError):
+    with pytest.raises(NonFiniteError, match="lower learning rates"):
         train(LocalStore(), LOG, config)
 
 

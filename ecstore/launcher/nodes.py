@@ -1,0 +1,76 @@
+"""How a node process is started: its settings, as arguments of `ecstore node`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+
+from ecstore.errors import ConfigError
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSettings:
+    """Settings that all nodes of a cluster share; None: the node's own default."""
+
+    decode_mib_per_s: float | None = None  #: background decoding of one node; rows asked for have no limit
+    heartbeat_s: float | None = None  #: between two heartbeats
+    suspect_after_s: float | None = None  #: silence after which a peer is suspected; the lease is as long
+
+    def arguments(self) -> list[str]:
+        """As arguments of `ecstore node` and `ecstore admin`."""
+        given = {
+            "--decode-rate": self.decode_mib_per_s,
+            "--heartbeat": self.heartbeat_s,
+            "--suspect-after": self.suspect_after_s,
+        }
+        return [f"{name}={value!r}" for name, value in given.items() if value is not None]
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> NodeSettings:
+        """From what `add_arguments` has parsed."""
+        return cls(
+            decode_mib_per_s=options.decode_rate,
+            heartbeat_s=options.heartbeat,
+            suspect_after_s=options.suspect_after,
+        )
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        group = parser.add_argument_group("settings of every node")
+        group.add_argument(
+            "--decode-rate",
+            type=float,
+            metavar="MIB",
+            help="MiB a second that one node decodes in the background (default 64); rows that are asked for are "
+            "decoded at once, whatever the rate",
+        )
+        group.add_argument("--heartbeat", type=float, metavar="S", help="seconds between heartbeats (default 0.2)")
+        group.add_argument(
+            "--suspect-after", type=float, metavar="S", help="silence after which a peer is suspected (default 1.0)"
+        )
+
+
+def node_command(
+    name: str,
+    address: str,
+    coordination: str,
+    settings: NodeSettings,
+    *,
+    cluster: str | None = None,
+    exit_with: int | None = None,
+) -> list[str]:
+    """The command line of one node; `exit_with`: the process that it must not outlive."""
+    command = [sys.executable, "-m", "ecstore", "node", f"--name={name}", f"--listen={address}"]
+    command += [f"--coordination={coordination}", *settings.arguments()]
+    command += [] if cluster is None else [f"--cluster={cluster}"]
+    return command if exit_with is None else [*command, f"--exit-with={exit_with}"]
+
+
+def node_addresses(count: int, host: str, ports: list[int]) -> dict[str, str]:
+    """Names n1, n2, ... and their addresses."""
+    if count < 1:
+        raise ConfigError(f"a cluster has at least 1 node, not {count}")
+    return {f"n{number + 1}": f"{host}:{ports[number]}" for number in range(count)}
