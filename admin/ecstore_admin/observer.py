@@ -35,6 +35,7 @@ class Observer:
         self._looked_at = 0.0
         self._nodes: dict[str, dict[str, Any]] = {}
         self._recoveries: dict[_RecoveryKey, dict[str, Any]] = {}
+        self._lives: dict[_RecoveryKey, int] = {}  # incarnation of the node that reported it
         self._events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
         self._seen: dict[str, float] = {}  # node -> time of its newest event here
         self._next_event = 1
@@ -128,10 +129,13 @@ class Observer:
             self._nodes[name] = statistics
             for recovery in statistics["recoveries"]:
                 self._recoveries[_key(recovery)] = recovery
+                self._lives[_key(recovery)] = statistics["incarnation"]
             self._take_events(name, statistics["events"])
         self._settle()
         while len(self._recoveries) > MAX_RECOVERIES:
-            del self._recoveries[next(iter(self._recoveries))]
+            oldest = next(iter(self._recoveries))
+            del self._recoveries[oldest]
+            self._lives.pop(oldest, None)
 
     def _take_events(self, name: str, events: list[dict[str, Any]]) -> None:
         newest = self._seen.get(name, 0.0)
@@ -166,11 +170,10 @@ class Observer:
             return
         now = time.time()
         lost = {group.gid: group for group in current.groups if group.lost}
-        for recovery in self._recoveries.values():
+        for key, recovery in self._recoveries.items():
             if recovery["finished_at"] is not None:
                 continue
-            statistics = self._nodes.get(recovery["new_owner"])
-            gone = statistics is None or not current.is_alive(recovery["new_owner"], statistics["incarnation"])
+            gone = not current.is_alive(recovery["new_owner"], self._lives.get(key, 0))
             if recovery["group"] in lost:
                 recovery.update(state="lost", finished_at=now, eta_s=None)
             elif gone:

@@ -91,8 +91,8 @@ def _wait_gone(processes: Sequence[ProcessId], timeout_s: float) -> list[Process
     return left
 
 
-def exit_with(pid: int, stop: Callable[[], None]) -> None:
-    """Call `stop` once process `pid` has ended, from a thread; end this process by force if it does not end then.
+def exit_with(pid: int, stop: Callable[[], None], *, grace_s: float = 2 * GRACE_S) -> None:
+    """Call `stop` once process `pid` has ended, from a thread; end this process by force after `grace_s` more.
 
     It works when the parent gets SIGKILL and when the event loop here hangs.
     """
@@ -102,7 +102,7 @@ def exit_with(pid: int, stop: Callable[[], None]) -> None:
         while parent is not None and is_running(parent):
             time.sleep(WATCH_PAUSE_S)
         stop()
-        time.sleep(2 * GRACE_S)
+        time.sleep(grace_s)
         os._exit(1)
 
     threading.Thread(target=watch, name="exit with parent", daemon=True).start()

@@ -81,9 +81,10 @@ class PeerApi:
         self._runtime.notify_deltas()
         acks: list[list[Any]] = []
         for (gid, src, dst, subscription), verdict in outcome.items():
-            sink = self._runtime.sinks.get((gid, dst))
-            source = sink.shard.sources.get(src) if sink is not None else None
-            acks.append([gid, src, dst, subscription, source.applied if source is not None else 0, verdict])
+            # What a refused sender's shard has reached here are the deltas of its successor: none of its business.
+            taken = verdict in ("ok", "gap")
+            applied = self._runtime.sinks[gid, dst].shard.sources[src].applied if taken else 0
+            acks.append([gid, src, dst, subscription, applied, verdict])
         connection.send("acks", {"acks": acks, "epoch": self._runtime.map.epoch})
 
     def _apply(self, connection: Connection, item: Addressed) -> str:
@@ -115,12 +116,13 @@ class PeerApi:
             cursor = shard.sinks.get(key)
             if cursor is None or cursor.subscription != subscription:
                 continue
-            if verdict == "unsynced":
+            if verdict == "unsynced" and not self._runtime.is_whole(gid, key):
                 shard.remove_sink(key)
                 continue
-            shard.acknowledge(key, applied, subscription)
+            if verdict in ("ok", "gap"):
+                shard.acknowledge(key, applied, subscription)
             if verdict != "ok":
-                self._runtime.streams.resend(shard, cursor, later=verdict == "not_ready")
+                self._runtime.streams.resend(shard, cursor, later=verdict != "gap")
         if frame.meta.get("epoch", 0) > self._runtime.map.epoch:
             self._runtime.map_is_old()
 
@@ -314,7 +316,12 @@ class PeerApi:
 
     async def _takeover_begin(self, connection: Connection, frame: Frame) -> None:
         sink, src = await self._taken_sink(connection, frame)
-        source = sink.shard.sources[src]
+        source, attempt = sink.shard.sources[src], integer(frame.meta, "attempt")
+        life = (connection.peer.name, connection.peer.incarnation)
+        latest = sink.attempts.get(src)
+        if latest is not None and latest[0] == life and latest[1] >= attempt:
+            raise NotReadyError("a later attempt of this takeover is under way")
+        sink.attempts[src] = (life, attempt)
         sink.senders[src] = None
         connection.reply(
             frame.rid,

@@ -105,6 +105,7 @@ class Peers:
         if peer.connection is not None:
             peer.connection.close("the cluster map no longer names this life of the node")
             peer.connection = None
+        peer.connected.set()  # whoever waits for a connection finds that there will be none
 
     # -- one peer -------------------------------------------------------------------------------------
 

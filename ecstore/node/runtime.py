@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ecstore import limits
@@ -62,6 +62,8 @@ class OwnedSink:
     #: source index -> (node, incarnation) whose deltas are taken; None while a takeover of the source is under way.
     senders: dict[int, tuple[str, int] | None]
     changed: asyncio.Event
+    #: source index -> latest takeover attempt, (owner's life, number): a delayed earlier one changes nothing.
+    attempts: dict[int, tuple[tuple[str, int], int]] = field(default_factory=dict)
     task: asyncio.Task[None] | None = None
     recovery: Recovery | None = None
 
@@ -189,6 +191,11 @@ class Runtime:
             if shard.joining is not None:
                 keys.add(SinkKey(shard.index, shard.joining, shard.joining_incarnation))
         return keys
+
+    def is_whole(self, gid: int, key: SinkKey) -> bool:
+        """Whether the newest map names this sink as an active parity shard."""
+        shard = self.map.groups[gid].shards[key.index]
+        return (shard.owner, shard.incarnation, shard.state) == (key.node, key.incarnation, "active")
 
     def owns(self, node: str, incarnation: int) -> bool:
         return node == self.name and incarnation == self.incarnation

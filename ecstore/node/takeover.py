@@ -159,7 +159,8 @@ def _sinks_of(runtime: Runtime, group: Group) -> list[_Sink]:
 
 
 async def _begin(runtime: Runtime, group: Group, index: int, sink: _Sink) -> None:
-    answer = await _ask(runtime, group, index, sink.key, "takeover.begin")
+    attempt = runtime.next_subscription()
+    answer = await _ask(runtime, group, index, sink.key, "takeover.begin", {"attempt": attempt})
     sink.applied = integer(answer.meta, "applied")
     sink.log_first = integer(answer.meta, "log_first")
     sink.subscription = integer(answer.meta, "subscription")

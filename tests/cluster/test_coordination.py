@@ -286,7 +286,7 @@ async def test_a_service_that_lost_its_state_is_not_believed() -> None:
             known = await coordination.propose(NodeJoin("n0", "h:1"))
         async with service(port=port):
             await until(lambda: "went back from epoch 1 to 0" in str(coordination._trouble))
-            with pytest.raises(UnavailableError, match="went back|closed"):
+            with pytest.raises(UnavailableError, match=r"went back|closed"):
                 await coordination.get()
             assert coordination.newest == known
             assert not coordination.available
@@ -400,13 +400,15 @@ async def process(*arguments: str) -> AsyncIterator[tuple[asyncio.subprocess.Pro
 async def test_what_was_acknowledged_survives_sigkill(tmp_path: Path) -> None:
     arguments = ("--state", str(tmp_path / "map"), "--cluster", "test")
     acknowledged: list[int] = []
-    async with process("--listen", "127.0.0.1:0", *arguments) as (running, address):
+    async with contextlib.AsyncExitStack() as stack:
+        running, address = await stack.enter_async_context(process("--listen", "127.0.0.1:0", *arguments))
         async with access(address, timeout_s=0.5) as coordination:
 
             async def join_for_ever() -> None:
                 with contextlib.suppress(EcstoreError):
-                    for i in range(100_000):
-                        acknowledged.append((await coordination.propose(NodeJoin(f"n{i % 50}", "h:1"))).epoch)
+                    while True:
+                        joined = await coordination.propose(NodeJoin(f"n{len(acknowledged) % 50}", "h:1"))
+                        acknowledged.append(joined.epoch)
 
             joining = asyncio.create_task(join_for_ever())
             await until(lambda: len(acknowledged) >= 20)
@@ -425,10 +427,9 @@ async def test_what_was_acknowledged_survives_sigkill(tmp_path: Path) -> None:
 @pytest.mark.cluster
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_stops_it_cleanly(number: signal.Signals) -> None:
-    async with process("--listen", "127.0.0.1:0") as (running, address):
-        async with access(address, cluster=None):
-            running.send_signal(number)
-            assert await running.wait() == 0
+    async with process("--listen", "127.0.0.1:0") as (running, address), access(address, cluster=None):
+        running.send_signal(number)
+        assert await running.wait() == 0
 
 
 @pytest.mark.cluster

@@ -191,7 +191,8 @@ def test_bad_node_ids_are_refused(node: str) -> None:
 
 SHAPES = [
     (3, "rs(2,1)"), (4, "rs(2,2)"), (5, "rs(3,2)"), (6, "rs(3,2)"), (6, "replicate(3)"), (6, "none"),
-    (8, "rs(4,2)"), (10, "rs(3,2)"), (12, "rs(10,2)"), (20, "rs(4,2)"), (24, "rs(8,3)"), (1, "none"), (1, "replicate(1)"),
+    (8, "rs(4,2)"), (10, "rs(3,2)"), (12, "rs(10,2)"), (20, "rs(4,2)"), (24, "rs(8,3)"),
+    (1, "none"), (1, "replicate(1)"),
 ]  # fmt: skip
 
 
@@ -454,14 +455,14 @@ def random_event(current: ClusterMap, rng: random.Random, ids: list[str]) -> Eve
     return DropTable(rng.choice(list(current.tables) or ["none"]))
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(8))
 def test_random_histories_keep_every_invariant(seed: int) -> None:
     rng = random.Random(seed)
-    ids = [f"n{i}" for i in range(rng.randrange(3, 11))]
+    ids = [f"n{i}" for i in range(rng.randrange(5, 12))]
     current = empty_map("random", seed)
     refused = 0
     seen = Counter[str]()
-    for number in range(300):
+    for number in range(250):
         before, groups, nodes = current, current.groups, dict(current.nodes)
         try:
             current = step(current, random_event(current, rng, ids))
@@ -471,8 +472,9 @@ def test_random_histories_keep_every_invariant(seed: int) -> None:
         if number % 10 == 0:
             assert ClusterMap.from_wire(msgpack.unpackb(msgpack.packb(current.to_wire()))) == current
         seen.update(current.group_state(group) for group in current.groups)
-    assert refused < 150
-    assert seen["degraded"] and seen["ok"], "this history tested nothing"
+    assert refused < 125
+    assert seen["ok"], "this history tested nothing"
+    assert seen["degraded"], "this history tested nothing"
     current, _ = settle(current, rng)
     assert plan_moves(current) == ()
     width = max((len(g.shards) for g in current.groups if not g.lost), default=0)

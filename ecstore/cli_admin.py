@@ -1,0 +1,76 @@
+"""`ecstore admin`: the REST service, and the nodes that it runs on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from pathlib import Path
+
+from ecstore.launcher.nodes import NodeSettings, node_addresses
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "Started by hand, the service ends alone on Ctrl-C or SIGTERM: its nodes go on, and the next one with the same "
+        "--run-dir finds them again. `ecstore up` starts and ends everything together."
+    )
+    parser.add_argument("--listen", default="127.0.0.1:7480", metavar="HOST:PORT", help="default %(default)s")
+    parser.add_argument("--run-dir", type=Path, default=Path("ecstore-run"), metavar="DIR", help="state and logs")
+    parser.add_argument("--coordination", default="127.0.0.1:7399", metavar="HOST:PORT", help="default %(default)s")
+    parser.add_argument("--cluster", metavar="NAME", help="refuse a cluster with another name")
+    parser.add_argument("--nodes", type=int, default=6, metavar="N", help="nodes n1..nN (default %(default)s)")
+    parser.add_argument("--port-base", type=int, default=7400, metavar="PORT", help="of n1; n2 has the next one, ...")
+    parser.add_argument("--node", action="append", metavar="NAME=HOST:PORT", help="a node; instead of --nodes")
+    parser.add_argument("--no-restart", action="store_true", help="leave nodes down that end by themselves")
+    parser.add_argument(
+        "--token-file", type=Path, metavar="FILE",
+        help="bearer token that callers must send; default: ECSTORE_ADMIN_TOKEN; needed unless on loopback",
+    )  # fmt: skip
+    parser.add_argument("--exit-with", type=int, metavar="PID", help="end, with all nodes, when this process has ended")
+    parser.add_argument("--remove-run-dir", action="store_true", help=argparse.SUPPRESS)
+    NodeSettings.add_arguments(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    from ecstore.errors import ConfigError
+    from ecstore.transport import parse_address
+    from ecstore_admin.server import serve
+    from ecstore_admin.settings import AdminSettings
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    host, port = parse_address(options.listen)
+    nodes = node_addresses(options.nodes, "127.0.0.1", [options.port_base + n for n in range(options.nodes)])
+    if options.node:
+        pairs = [given.partition("=") for given in options.node]
+        nodes = {name: address for name, _, address in pairs}
+    for name, address in nodes.items():
+        if not name:
+            raise ConfigError("write --node NAME=HOST:PORT")
+        parse_address(address)
+    try:
+        options.run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot use {options.run_dir} as run directory: {error.strerror}") from error
+    settings = AdminSettings(
+        host=host, port=port, run_dir=options.run_dir.resolve(), coordination=options.coordination, nodes=nodes,
+        cluster=options.cluster, node_settings=NodeSettings.of(options), token=_token(options.token_file),
+        exit_with=options.exit_with, restart_crashed=not options.no_restart, remove_run_dir=options.remove_run_dir,
+    )  # fmt: skip
+    serve(settings)
+    return 0
+
+
+def _token(file: Path | None) -> str | None:
+    from ecstore.errors import ConfigError
+
+    if file is None:
+        return os.environ.get("ECSTORE_ADMIN_TOKEN") or None
+    try:
+        token = file.read_text().strip()
+    except OSError as error:
+        raise ConfigError(f"cannot read the token from {file}: {error.strerror}") from error
+    if not token:
+        raise ConfigError(f"{file} is empty; put a token into it")
+    return token
