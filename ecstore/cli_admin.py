@@ -33,10 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from ecstore.errors import ConfigError
-    from ecstore.transport import parse_address
     from ecstore_admin.server import serve
     from ecstore_admin.settings import AdminSettings
+
+    from ecstore.errors import ConfigError
+    from ecstore.transport import parse_address
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -8,15 +8,26 @@ import json
 import logging
 import signal
 import sys
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from ecstore.launcher.nodes import MIB, NodeSettings
+
+if TYPE_CHECKING:
+    from ecstore.coordination.base import Coordination
+    from ecstore.node.config import NodeConfig
+    from ecstore.transport import Hello
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", required=True, help="stable over restarts, and different from all other nodes'")
     parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="port 0 takes a free one")
     parser.add_argument(
-        "--coordination", default="127.0.0.1:7399", metavar="HOST:PORT", help="coordination service (default %(default)s)"
+        "--coordination",
+        default="127.0.0.1:7399",
+        metavar="HOST:PORT",
+        help="coordination service (default %(default)s)",
     )
     parser.add_argument("--cluster", metavar="NAME", help="refuse to join a cluster with another name")
     parser.add_argument("--exit-with", type=int, metavar="PID", help="end when this process has ended")
@@ -26,22 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from ecstore.errors import ConfigError
     from ecstore.launcher.ports import check_free
-    from ecstore.node.config import NodeConfig
     from ecstore.transport import run as run_loop
     from ecstore.warmup import warm_up
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    given = NodeSettings.of(options)
-    chosen: dict[str, float] = {}
-    if given.decode_mib_per_s is not None:
-        chosen["decode_bytes_per_s"] = given.decode_mib_per_s * MIB
-    if given.heartbeat_s is not None:
-        chosen["heartbeat_s"] = given.heartbeat_s
-    if given.suspect_after_s is not None:
-        chosen["suspect_after_s"] = chosen["lease_s"] = given.suspect_after_s
-    config = NodeConfig(
-        name=options.name, listen=options.listen, coordination=options.coordination, cluster=options.cluster, **chosen
-    )  # type: ignore[arg-type]
+    config = _config(options)
     try:
         check_free([config.listen])
     except ConfigError as error:
@@ -51,29 +51,38 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-async def _serve(config: object, exit_with_pid: int | None) -> None:
-    from ecstore.coordination import EmbeddedCoordination
-    from ecstore.coordination.base import Coordination
-    from ecstore.launcher.processes import exit_with
+def _config(options: argparse.Namespace) -> NodeConfig:
     from ecstore.node.config import NodeConfig
+
+    given = NodeSettings.of(options)
+    chosen: dict[str, Any] = {}
+    if given.decode_mib_per_s is not None:
+        chosen["decode_bytes_per_s"] = given.decode_mib_per_s * MIB
+    if given.heartbeat_s is not None:
+        chosen["heartbeat_s"] = given.heartbeat_s
+    if given.suspect_after_s is not None:
+        chosen["suspect_after_s"] = chosen["lease_s"] = given.suspect_after_s
+    return NodeConfig(
+        name=options.name, listen=options.listen, coordination=options.coordination, cluster=options.cluster, **chosen
+    )
+
+
+async def _serve(config: NodeConfig, exit_with_pid: int | None) -> None:
+    from ecstore.coordination import EmbeddedCoordination
+    from ecstore.launcher.processes import exit_with
     from ecstore.node.service import Node
-    from ecstore.transport import Hello
 
-    assert isinstance(config, NodeConfig)
-    settings = config
-
-    async def coordination(hello: object) -> Coordination:
-        return EmbeddedCoordination(settings.coordination, hello)  # type: ignore[arg-type]
+    async def coordination(hello: Callable[[], Hello]) -> Coordination:
+        return EmbeddedCoordination(config.coordination, hello)
 
     def ready(address: str) -> None:
-        sys.stdout.write(json.dumps({"listening": address, "node": settings.name}) + "\n")
+        sys.stdout.write(json.dumps({"listening": address, "node": config.name}) + "\n")
         sys.stdout.flush()
 
-    del Hello
-    node = Node(settings, coordination)
+    node = Node(config, coordination)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, node.stop)
     if exit_with_pid is not None:
-        exit_with(exit_with_pid, lambda: loop.call_soon_threadsafe(node.stop))
+        exit_with(exit_with_pid, partial(loop.call_soon_threadsafe, node.stop))
     await node.run(ready)

@@ -16,7 +16,7 @@ from ecstore.launcher.nodes import NodeSettings
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nodes", type=int, default=6, metavar="N", help="node processes (default %(default)s)")
     parser.add_argument("--port-base", type=int, default=7400, metavar="PORT",
-                        help="of the first node; the coordination service takes the port below (default %(default)s)")  # fmt: skip
+                        help="of the first node; coordination takes the port below (default %(default)s)")  # fmt: skip
     parser.add_argument("--admin-port", type=int, default=7480, metavar="PORT", help="default %(default)s")
     parser.add_argument("--free-ports", action="store_true", help="choose free ports for everything instead")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="state and logs (default: a temporary folder)")

@@ -103,7 +103,7 @@ class DataLossError(AvailabilityError):
             named = ", ".join(str(group) for group in self.groups)
             message = (
                 f"groups {named} lost more shards than their code tolerates; their rows are gone. "
-                "Keys of other groups go on. Delete and reload the affected tables, or restart from an export"
+                "Keys of other groups go on. Start a new cluster and load an export to have all keys again"
             )
         super().__init__(message, groups=list(self.groups), **details)
 

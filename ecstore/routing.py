@@ -13,12 +13,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ecstore import buffers
 from ecstore.errors import DtypeError, KeyRangeError, ShapeError
-from ecstore.hashing import KeyArray, shard_of
+from ecstore.hashing import KeyArray, shard_seed
 from ecstore.jit import kernel
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IndexArray: TypeAlias = npt.NDArray[np.int64]
+WordArray: TypeAlias = npt.NDArray[np.uint32]
 Ids: TypeAlias = npt.NDArray[np.integer[Any]] | Sequence[int]
 
 _RANGE_HINT = "keys are integers from 0 to 2**64-1; map negative ids to another range before the call"
@@ -75,31 +77,109 @@ def as_plain(array: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 
 
 @kernel
-def _counting_sort(shards: npt.NDArray[np.uint32], order: IndexArray, offsets: IndexArray) -> None:
-    # offsets[s + 1] counts shard s, then runs as its write position, and ends as its end: no second array.
-    count = len(offsets) - 1
-    for i in range(len(shards)):
-        offsets[shards[i] + 1] += 1
+def _mix(value: np.uint64) -> np.uint64:
+    # The same text as in ecstore/hashing.py (compiled code is cached per file); a test holds the two together.
+    mixed = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+@kernel
+def _route(
+    keys: KeyArray,
+    salt: np.uint64,
+    places: npt.NDArray[np.uint32],
+    runs: npt.NDArray[np.uint32],
+    ordered: KeyArray,
+    order: IndexArray,
+    offsets: IndexArray,
+) -> None:
+    # A counting sort. offsets[r + 1] counts run r, then is its write position, and ends as its end: no second
+    # array. `runs` is scratch.
+    shards = np.uint64(len(places))
+    for i in range(len(keys)):
+        run = places[((_mix(keys[i] ^ salt) >> np.uint64(32)) * shards) >> np.uint64(32)]
+        runs[i] = run
+        offsets[run + 1] += 1
     start = 0
-    for s in range(count):
-        size = offsets[s + 1]
-        offsets[s + 1] = start
+    for r in range(len(places)):
+        size = offsets[r + 1]
+        offsets[r + 1] = start
         start += size
-    for i in range(len(shards)):
-        s = shards[i] + 1
-        order[offsets[s]] = i
-        offsets[s] += 1
+    for i in range(len(keys)):
+        r = runs[i] + 1
+        at = offsets[r]
+        ordered[at] = keys[i]
+        order[at] = i
+        offsets[r] = at + 1
 
 
-def route(keys: KeyArray, seed: int, shards: int) -> tuple[IndexArray, IndexArray]:
-    """(order i64[n], offsets i64[shards+1]): `keys[order][offsets[s]:offsets[s+1]]` belong to data shard s.
+def route(keys: KeyArray, seed: int, places: npt.NDArray[np.uint32]) -> tuple[KeyArray, IndexArray, IndexArray]:
+    """Keys in runs, one run for each data shard: (ordered u64[n], order i64[n], offsets i64[shards+1]).
 
-    Stable: keys of one shard keep their order. A counting sort, linear in n + shards.
+    `places` u32[shards] is a permutation: the keys of data shard s are run `places[s]`, and run r is
+    `ordered[offsets[r]:offsets[r+1]]`; `ordered` is `keys[order]`. Stable: keys of one shard keep their
+    order. Linear in n + shards.
     """
-    order = np.empty(len(keys), np.int64)
-    offsets = np.zeros(shards + 1, np.int64)
-    _counting_sort(shard_of(keys, seed, shards), order, offsets)
-    return order, offsets
+    ordered, order = np.empty(len(keys), np.uint64), np.empty(len(keys), np.int64)
+    offsets = np.zeros(len(places) + 1, np.int64)
+    _route(keys, shard_seed(seed), places, np.empty(len(keys), np.uint32), ordered, order, offsets)
+    return ordered, order, offsets
+
+
+@kernel
+def _gather(words: WordArray, order: IndexArray, out: WordArray) -> int:
+    # One pass over the rows does both, copying and looking for exponents of ones only (NaN or infinity).
+    exponent = np.uint32(0x7F800000)
+    found = np.uint32(0)
+    for i in range(len(order)):
+        row, to = words[order[i]], out[i]
+        for c in range(len(row)):
+            word = row[c]
+            to[c] = word
+            found |= np.uint32((word & exponent) == exponent)
+    return int(found)
+
+
+def gather(rows: npt.NDArray[Any], order: IndexArray) -> tuple[npt.NDArray[Any], bool]:
+    """(`rows[order]`, whether all numbers in it are finite), in one pass.
+
+    `rows`: C-contiguous, two-dimensional, whole 4-byte words a row; "finite" means something for float32 only.
+    The result is a new array of the same dtype.
+    """
+    out = buffers.empty((len(order), rows.shape[1]), rows.dtype)
+    found = _gather(as_plain(rows.view(np.uint32), np.uint32), order, out.view(np.uint32))
+    return out, found == 0
+
+
+@kernel
+def _place(rows: FloatArray, where: IndexArray, out: FloatArray) -> None:
+    for i in range(len(where)):
+        row, to = rows[i], out[where[i]]
+        for c in range(len(row)):
+            to[c] = row[c]
+
+
+def place(rows: FloatArray, where: IndexArray, out: FloatArray) -> None:
+    """`out[where] = rows`: rows f32[n, d] to their places i64[n] (all inside of `out`) in out f32[m, d]."""
+    _place(rows, where, out)
+
+
+def joined(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """One-dimensional arrays of one dtype one after the other: a view when they lie so in one array, else a copy."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    base = first.base
+    if isinstance(base, np.ndarray) and base.flags.c_contiguous:
+        expected = start = first.ctypes.data
+        for part in parts:
+            if part.base is not base or part.ctypes.data != expected:
+                break
+            expected += part.nbytes
+        else:
+            return np.ndarray((sum(map(len, parts)),), first.dtype, base, start - base.ctypes.data)
+    return np.concatenate(parts)
 
 
 @kernel
@@ -189,7 +269,8 @@ def warm_up() -> None:
     """Compile (or load from the cache) every kernel of this module with the types used in production."""
     keys = np.array([5, 7, 5], np.uint64)
     grads = np.ones((3, 2), np.float32)
-    route(keys, 1, 2)
+    order = route(keys, 1, np.arange(2, dtype=np.uint32))[1]
+    place(gather(grads, order)[0], order, grads.copy())
     unique(keys)
     unique_sum(keys, grads)
     all_finite(grads)

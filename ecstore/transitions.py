@@ -240,7 +240,7 @@ def _substitute(draft: Draft, gid: int, index: int, dead: set[int]) -> None:
     up = draft.up_nodes()
     free = [node for node in up if node not in owners]
     former = group.shards[index].owner
-    if former in free and former not in joining:
+    if former in free:
         substitute: str | None = former  # its next life: nothing has to move back later
     else:
         substitute = draft.least_loaded(group, parity, [node for node in free if node not in joining])

@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ecstore import buffers
 from ecstore.wire import MAX_HEAD_BYTES, PREFIX_BYTES, Frame, decode, decode_prefix
 
 SCRATCH_BYTES: Final = 64 << 10
@@ -82,7 +83,7 @@ class FrameReceiver:
 
     def _begin_body(self, length: int, head_length: int, first: int) -> None:
         """Receive the rest of this frame into its own buffer; all of it that came is in scratch."""
-        self._body = np.empty(length, np.uint8)
+        self._body = buffers.empty(length, np.uint8)
         self._body_view = self._body.data
         self._head_length = head_length
         self._filled = self._end - first

@@ -68,6 +68,7 @@ class FrameStream(asyncio.BufferedProtocol):
         self.end_reason = ""
         self.bytes_in = self.frames_in = self.frames_out = 0
         self.last_received_at = loop.time()
+        self._gone = asyncio.Event()
 
     def __str__(self) -> str:
         name = f"{self.peer.role} {self.peer.name}" if self.opened else "the peer"
@@ -110,6 +111,11 @@ class FrameStream(asyncio.BufferedProtocol):
         wire = error_to_wire(error)
         bye = {"code": error.code, "reason": wire["message"], "details": wire["details"]}
         self._finish(error, reason or error.code, bye)
+
+    async def wait_gone(self) -> None:
+        """Return when the socket is closed: within `linger` of the end. Whoever closes the loop waits for it."""
+        if self._transport is not None:
+            await self._gone.wait()
 
     def abort(self) -> None:
         """End at once, without a word to the peer."""
@@ -228,6 +234,7 @@ class FrameStream(asyncio.BufferedProtocol):
         """Of asyncio: the socket is gone."""
         self._finish(UnavailableError(f"the connection to {self} was lost ({exc or 'closed'})"), "lost")
         self._cancel_timer()
+        self._gone.set()
         self._socket_gone()
 
     def _hand_out(self) -> None:

@@ -53,7 +53,6 @@ class NodeProcesses:
         self.coordination = f"127.0.0.1:{coordination_port}"
         self.addresses = {f"n{number + 1}": f"127.0.0.1:{port}" for number, port in enumerate(ports)}
         self._children: dict[str, subprocess.Popen[bytes]] = {}
-        self._paused: set[str] = set()
 
     @property
     def address(self) -> str:
@@ -118,15 +117,12 @@ class NodeProcesses:
             self._children[name].kill()
         for name in names:
             self._children[name].wait()
-            self._paused.discard(name)
 
     def pause(self, name: str) -> None:
         os.kill(self._children[name].pid, signal.SIGSTOP)
-        self._paused.add(name)
 
     def resume(self, name: str) -> None:
         os.kill(self._children[name].pid, signal.SIGCONT)
-        self._paused.discard(name)
 
     def rss_bytes(self, name: str) -> int:
         """Resident memory of a node, also of a paused one."""
@@ -147,16 +143,26 @@ def tolerated(cluster_map: ClusterMap, code: str) -> int:
     return min(cluster_map.losses_tolerated(group) for group in cluster_map.groups_of(code))
 
 
-def whole(cluster_map: ClusterMap, code: str) -> bool:
-    """Whether every group of a code has all its shards, on distinct nodes, and none is moving."""
-    return all(
-        cluster_map.group_state(group) == "ok" and all(shard.joining is None for shard in group.shards)
-        for group in cluster_map.groups_of(code)
-    )
+def until_active(store: ecstore.Store, code: str) -> None:
+    """Wait until every shard of a code is whole; two of a group may be on one node where there are too few nodes."""
+
+    def active() -> bool:
+        groups = newest_map(store).groups_of(code)
+        return all(shard.state == "active" for group in groups for shard in group.shards)
+
+    until(active, f"all shards of {code} to be active")
 
 
-def until_whole(store: ecstore.Store, code: str) -> None:
-    until(lambda: whole(newest_map(store), code), f"all groups of {code} to be whole again")
+def until_settled(store: ecstore.Store, code: str) -> None:
+    """Wait until every group of a code has all its shards on distinct nodes, and none is moving."""
+
+    def settled() -> bool:
+        current = newest_map(store)
+        groups = current.groups_of(code)
+        moving = any(shard.joining is not None for group in groups for shard in group.shards)
+        return not moving and all(current.group_state(group) == "ok" for group in groups)
+
+    until(settled, f"all groups of {code} to have all their shards in place")
 
 
 def places(cluster_map: ClusterMap, code: str, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

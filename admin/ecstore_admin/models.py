@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.config import JsonDict
 
-_NODE_EXAMPLE = {
+_NODE_EXAMPLE: JsonDict = {
     "id": "n1", "address": "127.0.0.1:7400", "state": "up", "down_reason": "", "incarnation": 1, "managed": True,
     "process": "running", "wanted": "up", "pid": 4711, "starts": 1, "started_at": 1767225600.0, "exit_code": None,
     "data_shards": 6, "parity_shards": 4, "rows": 51234, "rss_bytes": 187_000_000,
 }  # fmt: skip
 
-_RECOVERY_EXAMPLE = {
+_RECOVERY_EXAMPLE: JsonDict = {
     "group": 3, "shard": 1, "kind": "data", "lost_node": "n2", "new_owner": "n5", "epoch": 14, "state": "running",
     "rows_total": 2113, "rows_decoded": 1024, "rows_on_demand": 96, "bytes_decoded": 131072,
     "rate_rows_per_s": 2210.5, "eta_s": 0.49, "started_at": 1767225600.1, "serving_at": 1767225600.12,
@@ -199,9 +200,12 @@ class Problem(BaseModel):
     model_config = ConfigDict(
         json_schema_extra={
             "example": {
-                "type": "about:blank", "title": "Not Found", "status": 404,
-                "detail": "there is no node 'n9'; there are n1, n2, n3", "instance": "/nodes/n9",
-            }  # fmt: skip
+                "type": "about:blank",
+                "title": "Not Found",
+                "status": 404,
+                "detail": "there is no node 'n9'; there are n1, n2, n3",
+                "instance": "/nodes/n9",
+            }
         }
     )
 

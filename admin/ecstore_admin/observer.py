@@ -105,7 +105,9 @@ class Observer:
     def recoveries(self) -> list[dict[str, Any]]:
         """Every recovery seen, oldest first; lost groups have one entry for each shard that is gone."""
         _ = self.map
-        return sorted(self._recoveries.values(), key=lambda entry: (entry["started_at"], entry["group"], entry["shard"]))
+        return sorted(
+            self._recoveries.values(), key=lambda entry: (entry["started_at"], entry["group"], entry["shard"])
+        )
 
     def events(self) -> list[dict[str, Any]]:
         """Events of the service and of all nodes, oldest first."""
@@ -159,8 +161,11 @@ class Observer:
                 self.event(f"node_{node.state}", node.id, text)
         for group in new.groups:
             was = old.group_state(old.groups[group.gid]) if group.gid < len(old.groups) else "ok"
-            if (state := new.group_state(group)) != was and "at_risk" in (state, was) or (state == "lost" != was):
-                self.event(f"group_{state}", "", f"group {group.gid} ({group.code}) is {state}, was {was}", group=group.gid)
+            state = new.group_state(group)
+            if state != was and {"at_risk", "lost"} & {state, was}:
+                self.event(
+                    f"group_{state}", "", f"group {group.gid} ({group.code}) is {state}, was {was}", group=group.gid
+                )
         self._settle()
 
     def _settle(self) -> None:

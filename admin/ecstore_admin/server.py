@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 from collections.abc import Iterator
+from functools import partial
 
 import uvicorn
 
@@ -61,7 +62,7 @@ async def _serve(settings: AdminSettings, app: object, listening: socket.socket)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     if settings.exit_with is not None:
-        exit_with(settings.exit_with, lambda: loop.call_soon_threadsafe(parent_gone), grace_s=4.0)
+        exit_with(settings.exit_with, partial(loop.call_soon_threadsafe, parent_gone), grace_s=4.0)
     await server.serve(sockets=[listening])
     return orphaned
 
@@ -75,6 +76,6 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listening.close()
         raise ConfigError(
-            f"the admin service cannot listen on {host}:{port}: {error.strerror}; choose another --listen or --admin-port"
+            f"the admin service cannot listen on {host}:{port}: {error.strerror}; choose another port"
         ) from error
     return listening

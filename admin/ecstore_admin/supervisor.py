@@ -18,7 +18,6 @@ from typing import Any, Final, Literal
 from ecstore.launcher.cluster import NODES_FILE
 from ecstore.launcher.nodes import node_command
 from ecstore.launcher.processes import ProcessId, end, identify, is_running, last_line, send_signal, spawn
-
 from ecstore_admin.settings import AdminSettings
 
 Wanted = Literal["up", "down"]
@@ -124,7 +123,7 @@ class Supervisor:
                 return "already_down"
             self._report("killed", node.id, f"node {node.id} (process {node.pid}) was killed on request")
             deadline = time.monotonic() + KILL_TIMEOUT_S
-            while node.running() and time.monotonic() < deadline:
+            while node.running() and time.monotonic() < deadline:  # noqa: ASYNC110 - nobody tells us of an end
                 await asyncio.sleep(0.002)
             self._ended(node)
             return "killed"

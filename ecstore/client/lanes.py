@@ -27,6 +27,7 @@ from ecstore.errors import (
     UnavailableError,
     from_wire,
 )
+from ecstore.routing import joined
 from ecstore.transport import Connection
 from ecstore.wire import Frame
 
@@ -63,6 +64,8 @@ class Batch:
 
     def settle(self, error: EcstoreError | None) -> None:
         self._left -= 1
+        if not self._left:
+            self.items = []  # items know their batch: without the cycle their memory is free at once
         if self.future.done():
             return
         if error is not None:
@@ -188,6 +191,7 @@ class Pusher:
                     groups=groups,
                 )
             )
+        batch.items = []
 
     async def close(self) -> None:
         self._closing = True
@@ -232,12 +236,8 @@ class Pusher:
                 for item in ours
             ]  # fmt: skip
             meta = {"client": ours[0].lane.client, "op": batch.op, "ack": batch.ack, "sections": heads}
-            keys = ours[0].keys if len(ours) == 1 else np.concatenate([item.keys for item in ours])
-            payload = (
-                ours[0].payload.reshape(-1)
-                if len(ours) == 1
-                else np.concatenate([item.payload.reshape(-1) for item in ours])
-            )
+            keys = joined([item.keys for item in ours])
+            payload = joined([item.payload.reshape(-1) for item in ours])
             timeout = min(ATTEMPT_TIMEOUT_S, max(0.05, batch.deadline - self._loop.time() + 1.0))
             try:
                 connection.request_nowait(

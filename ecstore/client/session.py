@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,6 +38,7 @@ class Session:
         self._has_map = False
         self._connections: dict[str, Connection] = {}
         self._dialing: dict[str, asyncio.Task[Connection]] = {}
+        self._dialed: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._changed = asyncio.Event()
         self._refreshing: asyncio.Task[None] | None = None
         self.on_map: list[Callable[[], None]] = []
@@ -157,7 +159,9 @@ class Session:
 
     async def _dial(self, address: str) -> Connection:
         hello = Hello(role="client", cluster=self._cluster, name=f"client-{os.getpid()}", token=self._token)
-        return await connect(address, hello, self, expect_cluster=self._cluster, timeout=CONNECT_TIMEOUT_S)
+        connection = await connect(address, hello, self, expect_cluster=self._cluster, timeout=CONNECT_TIMEOUT_S)
+        self._dialed.add(connection)
+        return connection
 
     async def ask(
         self, node_id: str, kind: str, meta: dict[str, Any], bins: Sequence[Any] = (), *, timeout: float
@@ -199,9 +203,14 @@ class Session:
                 del self._connections[node_id]
 
     async def close(self) -> None:
+        """End every connection; returns when all sockets are closed, so that the loop may be closed next."""
         self.closed = True
-        for task in [*self._dialing.values(), *([self._refreshing] if self._refreshing else [])]:
+        tasks = [*self._dialing.values(), *([self._refreshing] if self._refreshing else [])]
+        for task in tasks:
             task.cancel()
-        for connection in list(self._connections.values()):
+        await asyncio.gather(*tasks, return_exceptions=True)
+        dialed = list(self._dialed)
+        for connection in dialed:
             connection.close("the client closes")
         self._connections.clear()
+        await asyncio.gather(*(connection.wait_gone() for connection in dialed))

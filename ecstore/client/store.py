@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ecstore import optim
+from ecstore import buffers, optim
+from ecstore.client.directory import Directory
 from ecstore.client.lanes import MAX_MESSAGE_BYTES, Batch, Item, Pusher
 from ecstore.client.session import Session
-from ecstore.clustermap import ClusterMap, parse_code
+from ecstore.clustermap import ClusterMap, Group, parse_code
 from ecstore.clustermap import Table as TableEntry
 from ecstore.errors import (
     CapacityError,
@@ -32,7 +33,7 @@ from ecstore.errors import (
     UnknownTableError,
     from_wire,
 )
-from ecstore.routing import Ids, all_finite, as_keys, route, unique_sum
+from ecstore.routing import Ids, all_finite, as_keys, gather, joined, place, route, unique_sum
 from ecstore.tables import Initializer, TableSpec, Uniform
 
 Ack = Literal["parity", "local"]
@@ -128,6 +129,7 @@ class Store:
         self._loop = asyncio.get_running_loop()
         self._window: set[asyncio.Future[None]] = set()
         self._failed: EcstoreError | None = None
+        self._directories: dict[str, Directory] = {}
 
     async def __aenter__(self) -> Store:
         return self
@@ -198,6 +200,13 @@ class Store:
             raise UnknownTableError(f"no table {name!r} (there are: {known}); create it with create_table")
         return entry
 
+    def _directory(self, code: str) -> Directory:
+        """Data shards of a code by the newest map; made once for each epoch."""
+        found = self._directories.get(code)
+        if found is None or found.epoch != self._session.map.epoch:
+            found = self._directories[code] = Directory.of(self._session.map, code)
+        return found
+
     def _limit(self, timeout: float | None) -> float:
         return self._timeout if timeout is None else timeout
 
@@ -214,7 +223,7 @@ class Store:
         parts: list[_Part] = []
         for table, ids in requests.items():
             entry, keys = self._entry(table), as_keys(ids)
-            out = result[table] = np.empty((keys.size, entry.spec.dim), np.float32)
+            out = result[table] = buffers.empty((keys.size, entry.spec.dim), np.float32)
             parts += self._parts(entry, keys, out)
         pause = 0.01
         while parts:
@@ -234,17 +243,12 @@ class Store:
         return result
 
     def _parts(self, entry: TableEntry, keys: U64, out: F32) -> list[_Part]:
-        groups = self._session.map.groups_of(entry.spec.code)
-        k = parse_code(entry.spec.code).k
-        order, offsets = route(keys, self._session.map.seed, len(groups) * k)
-        ordered = keys[order]
-        parts = []
-        for number in np.flatnonzero(np.diff(offsets)).tolist():
-            start, stop = int(offsets[number]), int(offsets[number + 1])
-            gid = groups[number // k].gid
-            for at, to in _pieces(start, stop, 4 * entry.spec.dim):
-                parts.append(_Part(entry, out, gid, number % k, ordered[at:to], order[at:to]))
-        return parts
+        directory = self._directory(entry.spec.code)
+        ordered, order, offsets = route(keys, self._session.map.seed, directory.places)
+        return [
+            _Part(entry, out, group.gid, index, ordered[start:stop], order[start:stop])
+            for group, index, start, stop in _runs(directory, offsets, 4 * entry.spec.dim)
+        ]
 
     async def _pull_round(self, parts: list[_Part], deadline: float) -> tuple[list[_Part], EcstoreError | None]:
         """Ask each owner once; the parts to ask again, and why."""
@@ -273,7 +277,7 @@ class Store:
             "epoch": self._session.map.epoch,
             "sections": [[part.gid, part.index, part.table.id, part.keys.size] for part in parts],
         }
-        keys = parts[0].keys if len(parts) == 1 else np.concatenate([part.keys for part in parts])
+        keys = joined([part.keys for part in parts])
         try:
             frame = await self._session.ask(owner, "pull", meta, [keys], timeout=timeout)
         except EcstoreError as error:
@@ -287,7 +291,7 @@ class Store:
             if number in errors:
                 continue
             size = part.keys.size * part.out.shape[1]
-            part.out[part.where] = rows[at : at + size].reshape(part.keys.size, part.out.shape[1])
+            place(rows[at : at + size].reshape(part.keys.size, part.out.shape[1]), part.where, part.out)
             at += size
         fatal = [error for error in errors.values() if not error.retryable]
         if fatal:
@@ -340,23 +344,14 @@ class Store:
             raise failed
 
     def _push_items(self, updates: Mapping[Table, tuple[Ids, ArrayLike]]) -> list[tuple[TableEntry, U64, NDArray[Any]]]:
-        """Check everything, sum duplicates; nothing has been sent when this raises."""
+        """Check shapes and types, sum duplicates."""
         items: list[tuple[TableEntry, U64, NDArray[Any]]] = []
         for table, (ids, grads) in updates.items():
             entry = self._entry(table)
             keys, values = as_keys(ids), _rows(grads, entry.spec)
             if keys.size != values.shape[0]:
                 raise ShapeError(f"{keys.size} ids came with {values.shape[0]} gradients; give one row for each id")
-            if not all_finite(values):
-                raise NonFiniteError(
-                    f"gradients for table {entry.spec.name!r} hold NaN or infinity; nothing was applied. "
-                    "Skip the batch or clip the gradients"
-                )
             keys, values = unique_sum(keys, values)
-            if not all_finite(values):
-                raise NonFiniteError(
-                    f"summed gradients of duplicate ids for table {entry.spec.name!r} overflow; nothing was applied"
-                )
             items.append((entry, keys, values))
         return items
 
@@ -367,26 +362,30 @@ class Store:
         ack: Ack,
         timeout: float | None,
     ) -> asyncio.Future[None]:
-        """Route rows (any dtype, (n, width)) to their lanes; the future of the batch."""
+        """Route rows (any dtype, (n, width)) to their lanes; the future of the batch.
+
+        Nothing has been sent when this raises. Gradients are looked at while they are brought into order.
+        """
         if ack not in ("parity", "local"):
             raise InputError(f'ack is "parity" or "local", not {ack!r}')
         batch = Batch(self._loop, ack, op, self._loop.time() + self._limit(timeout))
-        current = self._session.map
         for entry, keys, values in updates:
             if not keys.size:
                 continue
-            groups = current.groups_of(entry.spec.code)
-            k = parse_code(entry.spec.code).k
-            order, offsets = route(keys, current.seed, len(groups) * k)
-            ordered, payload = keys[order], values[order]
-            payload = payload.view(np.uint8).reshape(keys.size, payload.nbytes // keys.size)
-            for number in np.flatnonzero(np.diff(offsets)).tolist():
-                group = groups[number // k]
+            directory = self._directory(entry.spec.code)
+            ordered, order, offsets = route(keys, self._session.map.seed, directory.places)
+            payload, finite = gather(values, order)
+            if op == "push" and not finite:
+                raise NonFiniteError(
+                    f"gradients for table {entry.spec.name!r} hold NaN or infinity, or those of a repeated id overflow "
+                    "when they are summed; nothing was applied. Skip the batch or clip the gradients"
+                )
+            payload = payload.view(np.uint8)
+            for group, index, start, stop in _runs(directory, offsets, payload.shape[1]):
                 if group.lost:
-                    raise DataLossError(groups=[g.gid for g in groups if g.lost])
-                lane = self._pusher.lane(group.gid, number % k)
-                for start, stop in _pieces(int(offsets[number]), int(offsets[number + 1]), payload.shape[1]):
-                    batch.add(Item(batch, lane, entry.id, ordered[start:stop], payload[start:stop]))
+                    raise DataLossError(groups=[group.gid for group, _index in directory.runs if group.lost])
+                lane = self._pusher.lane(group.gid, index)
+                batch.add(Item(batch, lane, entry.id, ordered[start:stop], payload[start:stop]))
         self._pusher.submit(batch)
         return batch.future
 
@@ -522,10 +521,13 @@ def _rows(values: ArrayLike, spec: TableSpec) -> F32:
     return np.ascontiguousarray(array, np.float32)
 
 
-def _pieces(start: int, stop: int, width: int) -> list[tuple[int, int]]:
-    """Cut a run of rows so that none exceeds a message."""
+def _runs(directory: Directory, offsets: NDArray[np.int64], width: int) -> Iterator[tuple[Group, int, int, int]]:
+    """(group, index, start, stop) of every run that is not empty, cut so that no piece exceeds a message."""
     step = max(1, MAX_MESSAGE_BYTES // (2 * max(1, width + 8)))
-    return [(at, min(at + step, stop)) for at in range(start, stop, step)]
+    bounds = offsets.tolist()
+    for (group, index), start, stop in zip(directory.runs, bounds, bounds[1:], strict=False):
+        for at in range(start, stop, step):
+            yield group, index, at, min(at + step, stop)
 
 
 def _chunks(parts: list[_Part]) -> list[list[_Part]]:
@@ -561,5 +563,9 @@ async def connect(
     if "://" in address:
         raise CapacityError(f"{address.split('://')[0]}:// addresses are not supported by this version; use host:port")
     session = Session([part.strip() for part in address.split(",")], cluster=cluster, token=token)
-    await session.start(min(timeout, 10.0))
+    try:
+        await session.start(min(timeout, 10.0))
+    except BaseException:
+        await session.close()
+        raise
     return Store(session, timeout=timeout)

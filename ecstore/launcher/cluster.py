@@ -182,7 +182,9 @@ class LocalCluster:
                 problem = ConfigError if code == 2 else UnavailableError
                 raise problem(last_line(self.log(process)) or f"the {process} service ended with exit code {code}")
             if time.monotonic() > deadline:
-                raise UnavailableError(f"{what} did not start within {START_TIMEOUT_S:g} s; see the logs in {self.run_dir}")
+                raise UnavailableError(
+                    f"{what} did not start within {START_TIMEOUT_S:g} s; see the logs in {self.run_dir}"
+                )
             time.sleep(0.05)
 
     def _nodes_up(self) -> bool:
@@ -193,7 +195,7 @@ class LocalCluster:
         for node in answer["nodes"]:
             if node["process"] == "exited" and node["exit_code"] == 2:
                 raise ConfigError(last_line(self.log(node["id"])) or f"node {node['id']} could not start")
-        return sum(node["state"] == "up" for node in answer["nodes"]) >= self.options.nodes
+        return len([node for node in answer["nodes"] if node["state"] == "up"]) >= self.options.nodes
 
     # -- while it runs ----------------------------------------------------------------------------------
 

@@ -43,7 +43,7 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
 
 
 def _why_not(host: str, port: int) -> str:
-    """"" when the port can be bound, otherwise the reason."""
+    """ "" when the port can be bound, otherwise the reason."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -34,12 +33,19 @@ class ProcessId:
 
 def identify(pid: int) -> ProcessId | None:
     """The running process with this number; None when there is none (or it has ended and waits to be reaped)."""
-    if sys.platform == "linux":
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        except OSError:
-            return None
-        return None if fields[0] in (b"Z", b"X") else ProcessId(pid, fields[19].decode())
+    return _from_proc(pid) if Path("/proc/self/stat").exists() else _from_ps(pid)
+
+
+def _from_proc(pid: int) -> ProcessId | None:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else ProcessId(pid, fields[19].decode())
+
+
+def _from_ps(pid: int) -> ProcessId | None:
+    """Where there is no /proc: macOS and the BSDs."""
     shown = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
     state, _, started = shown.stdout.strip().partition(" ")
     return None if not state or state.startswith("Z") else ProcessId(pid, started.strip())
@@ -91,7 +97,7 @@ def _wait_gone(processes: Sequence[ProcessId], timeout_s: float) -> list[Process
     return left
 
 
-def exit_with(pid: int, stop: Callable[[], None], *, grace_s: float = 2 * GRACE_S) -> None:
+def exit_with(pid: int, stop: Callable[[], object], *, grace_s: float = 2 * GRACE_S) -> None:
     """Call `stop` once process `pid` has ended, from a thread; end this process by force after `grace_s` more.
 
     It works when the parent gets SIGKILL and when the event loop here hangs.

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ecstore import limits
+from ecstore import buffers, limits
 from ecstore.clustermap import Table
 from ecstore.errors import (
     EcstoreError,
@@ -159,6 +159,10 @@ class ClientApi:
                 group.create_task(prepare(number, section))
         if connection.closed:
             return
+        for number, section in enumerate(sections):
+            # A shard that was still being taken over when its section was looked at may serve by now.
+            if number not in errors and self._needs_decode(section):
+                errors[number] = NotReadyError(f"shard {section.index} of group {section.gid} has just begun; ask again")
         try:
             self._fence()
             self._answer_pull(connection, frame, sections, errors)
@@ -189,7 +193,7 @@ class ClientApi:
                 except EcstoreError as error:
                     errors[number] = error
             stores.append(None)
-        out = np.empty(total, np.float32)
+        out = buffers.empty(total, np.float32)
         at = 0
         for entry in stores:
             if entry is not None:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ecstore import buffers
 from ecstore.errors import CapacityError, FrameError, ShapeError
 from ecstore.hashing import weight_seed
 from ecstore.node import kernels
@@ -122,7 +123,7 @@ class RowStore:
             raise ShapeError(f"gradients must have shape ({len(keys)}, {self.dim}), not {grads.shape}")
         keys, grads = as_plain(keys, np.uint64), as_plain(grads, np.float32)
         slots, fresh, new_slots, new_keys = self._find_or_allocate(keys)
-        delta = np.empty((len(keys), self.row_bytes), np.uint8)
+        delta = buffers.empty((len(keys), self.row_bytes), np.uint8)
         self._update(
             self._rows,
             self._words,

@@ -103,7 +103,7 @@ class Group:
         sink = self.parity[p]
         if not sink.complete:
             return False
-        cut = {i: self.random.randint(max(0, s.applied - 6), s.applied) for i, s in sink.sources.items()}
+        cut = {i: self.random.randint(max(0, s.applied - 40), s.applied) for i, s in sink.sources.items()}
         slots = np.unique(self.rng.integers(0, KEYS + 5, 12))
         try:
             got = sink.rows_at(TABLE, slots, SPEC.row_bytes, cut)

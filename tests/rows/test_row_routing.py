@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ecstore.errors import DtypeError, KeyRangeError, ShapeError
 from ecstore.hashing import shard_of
-from ecstore.routing import all_finite, as_keys, route, unique, unique_sum
+from ecstore.routing import all_finite, as_keys, gather, joined, place, route, unique, unique_sum
 
 WORD = 2**64 - 1
 key_arrays = st.lists(st.integers(0, 12) | st.integers(0, WORD), max_size=60).map(
@@ -85,12 +85,61 @@ def test_ids_of_another_shape(ids):
 
 
 @settings(deadline=None)  # the first example may compile
-@given(keys=key_arrays, seed=st.integers(0, WORD), shards=st.integers(1, 40))
-def test_route_is_a_stable_sort_by_shard(keys, seed, shards):
-    order, offsets = route(keys, seed, shards)
-    wanted = shard_of(keys, seed, shards)
+@given(keys=key_arrays, seed=st.integers(0, WORD), shards=st.integers(1, 40), order_seed=st.integers(0, 9))
+def test_route_is_a_stable_sort_by_the_place_of_the_shard(keys, seed, shards, order_seed):
+    places = np.random.default_rng(order_seed).permutation(shards).astype(np.uint32)
+    ordered, order, offsets = route(keys, seed, places)
+    wanted = places[shard_of(keys, seed, shards)]
     np.testing.assert_array_equal(order, np.argsort(wanted, kind="stable"))
+    np.testing.assert_array_equal(ordered, keys[order])
     np.testing.assert_array_equal(offsets, np.searchsorted(np.sort(wanted), np.arange(shards + 1)))
+
+
+@pytest.mark.parametrize("width", [0, 1, 3, 16, 65])
+def test_gather_and_place_move_rows(width):
+    rng = np.random.default_rng(width)
+    rows = rng.normal(size=(40, width)).astype(np.float32)
+    order = rng.permutation(40)
+    gathered, finite = gather(rows, order)
+    np.testing.assert_array_equal(gathered, rows[order])
+    assert finite
+    back = np.zeros_like(rows)
+    place(gathered, order, back)
+    np.testing.assert_array_equal(back, rows)
+
+
+def test_gather_takes_rows_of_bytes_at_any_address():
+    rows = np.arange(1, 65, dtype=np.uint8)[: 3 * 16].reshape(3, 16)
+    shifted = np.empty(49, np.uint8)[1:].reshape(3, 16)
+    shifted[:] = rows
+    assert (gather(shifted, np.array([2, 0]))[0] == rows[[2, 0]]).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("width", [1, 7, 64])
+def test_gather_sees_one_bad_number_anywhere_in_the_rows_it_takes(bad, width):
+    rows = np.full((3, width), 3.4e38, np.float32)
+    rows[1, width - 1] = bad
+    assert not gather(rows, np.array([0, 1, 2]))[1]
+    assert gather(rows, np.array([0, 2]))[1]
+
+
+def test_joined_neighbours_are_not_copied():
+    whole = np.arange(10, dtype=np.uint64)
+    parts = [whole[2:4], whole[4:9]]
+    assert np.shares_memory(joined(parts), whole)
+    assert joined(parts).tolist() == [2, 3, 4, 5, 6, 7, 8]
+    bytes_of = whole.view(np.uint8).reshape(5, 16)
+    rows = [bytes_of[1:2].reshape(-1), bytes_of[2:4].reshape(-1)]
+    assert np.shares_memory(joined(rows), whole)
+    assert (joined(rows) == bytes_of[1:4].reshape(-1)).all()
+
+
+def test_joined_others_are_copied():
+    whole, other = np.arange(10, dtype=np.uint64), np.arange(3, dtype=np.uint64)
+    for parts in ([whole[2:4], whole[5:9]], [whole[4:6], whole[2:4]], [whole[2:4], other], [other, other]):
+        assert joined(parts).tolist() == np.concatenate(parts).tolist()
+    assert joined([np.empty((3, 0), np.uint8)[:1].reshape(-1), np.empty((3, 0), np.uint8)[1:].reshape(-1)]).size == 0
 
 
 @settings(deadline=None)  # the first example may compile
@@ -153,8 +202,8 @@ def test_all_finite_sees_one_bad_number_anywhere(bad, size):
     numbers = np.full((3, size), 3.4e38, np.float32)
     numbers[1] = 1e-45
     assert all_finite(numbers)
-    for place in {0, size // 2, size - 1}:
+    for column in {0, size // 2, size - 1}:
         spoilt = numbers.copy()
-        spoilt[2, place] = bad
+        spoilt[2, column] = bad
         assert not all_finite(spoilt)
     assert all_finite(numbers[:0])

@@ -1,0 +1,115 @@
+"""G1 exact: a decoded row equals, bit for bit, the row that was lost, weights and optimizer state.
+
+Fails when a substitute serves rows before it has decoded them, when a decode mixes moments (ignores the cut), when
+any byte of a row (state, padding) is not coded, or when a coefficient is wrong.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+
+import numpy as np
+import pytest
+from node_processes import NodeProcesses, until, until_active, until_settled
+from parity_equation import rows_with_wrong_parity
+
+import ecstore
+
+KEYS = 6000
+
+
+def fill(store: ecstore.Store, code: str, rng: np.random.Generator) -> list[ecstore.Table]:
+    """Two tables with optimizer state that differs from row to row."""
+    tables = [
+        store.create_table(f"adagrad {code}", dim=7, optimizer=ecstore.Adagrad(lr=0.1), code=code, seed=3),
+        store.create_table(f"adam {code}", dim=5, optimizer=ecstore.Adam(lr=0.01), code=code, seed=4),
+    ]
+    for table, _round in itertools.product(tables, range(3)):
+        keys = rng.choice(KEYS, KEYS // 2, replace=False)
+        table.push(keys, rng.normal(size=(keys.size, table.dim)).astype(np.float32))
+    return tables
+
+
+def rows_on_demand(store: ecstore.Store, since: float) -> int:
+    """Rows that recoveries begun after `since` (unix seconds) decoded because somebody asked for them."""
+    statistics = [node["statistics"] or {} for node in store.status()["nodes"].values()]
+    recoveries = [recovery for node in statistics for recovery in node.get("recoveries", [])]
+    return sum(recovery["rows_on_demand"] for recovery in recoveries if recovery["started_at"] >= since)
+
+
+# rs(4,1) comes first: it does not survive the two losses of the others.
+@pytest.mark.cluster
+@pytest.mark.parametrize(("code", "losses"), [("rs(4,1)", 1), ("rs(3,2)", 2), ("replicate(3)", 2)])
+def test_lost_rows_come_back_bit_for_bit(six: NodeProcesses, store: ecstore.Store, code: str, losses: int) -> None:
+    rng = np.random.default_rng(losses + len(code))
+    tables = fill(store, code, rng)
+    until_settled(store, code)
+    everything = np.arange(KEYS)
+    before = [(table.export(state=True), table.pull(everything)) for table in tables]
+
+    killed_at = time.time()
+    six.kill(*rng.choice(list(six.addresses), losses, replace=False))
+    for table, (_whole, weights) in zip(tables, before, strict=True):
+        some = rng.choice(KEYS, 500, replace=False)
+        assert np.array_equal(table.pull(some).view(np.uint32), weights[some].view(np.uint32)), "pulled on demand"
+    assert rows_on_demand(store, killed_at) > 0, "nothing was decoded on demand: the test did not test it"
+    for table, (whole, _weights) in zip(tables, before, strict=True):
+        assert_same(table.export(state=True), whole)
+
+    until_active(store, code)
+    for table, (whole, weights) in zip(tables, before, strict=True):
+        assert_same(table.export(state=True), whole)
+        assert np.array_equal(table.pull(everything).view(np.uint32), weights.view(np.uint32))
+    wrong, compared = rows_with_wrong_parity(six.address, code)
+    assert wrong == 0
+    assert compared > 0
+    for table in tables:
+        store.drop_table(table.name)
+
+
+def assert_same(found: tuple[np.ndarray, np.ndarray], wanted: tuple[np.ndarray, np.ndarray]) -> None:
+    assert np.array_equal(found[0], wanted[0]), "other keys"
+    assert np.array_equal(found[1], wanted[1]), f"{(found[1] != wanted[1]).any(axis=1).sum()} rows have other bytes"
+
+
+@pytest.mark.cluster
+def test_rows_are_decoded_at_one_moment_while_others_change(six: NodeProcesses, store: ecstore.Store) -> None:
+    """Neighbours of lost rows in their stripes are pushed to all the time; the lost rows must not take part in it."""
+    table = store.create_table("still and busy", dim=4, optimizer=ecstore.SGD(lr=1.0), code="rs(3,2)", init=ecstore.Zeros())
+    still, busy = np.arange(0, KEYS, 2), np.arange(1, KEYS, 2)
+    rng = np.random.default_rng(5)
+    table.push(np.arange(KEYS), rng.integers(-9, 9, (KEYS, 4)).astype(np.float32))
+    until_settled(store, "rs(3,2)")
+    wanted = table.pull(still)
+    stop, failures = threading.Event(), []
+
+    def push_on() -> None:
+        grads = np.ones((busy.size, 4), np.float32)
+        while not stop.is_set():
+            try:
+                for start in range(0, busy.size, 300):
+                    table.push(busy[start : start + 300], grads[start : start + 300])
+            except ecstore.EcstoreError as error:
+                failures.append(error)
+                return
+
+    pushers = [threading.Thread(target=push_on) for _ in range(2)]
+    for pusher in pushers:
+        pusher.start()
+    try:
+        six.kill("n2", "n5")
+        for start in range(0, still.size, 100):
+            found = table.pull(still[start : start + 100])
+            assert np.array_equal(found, wanted[start : start + 100])
+        until(lambda: failures or "down" in {node.state for node in store.cluster_map.nodes.values()}, "the loss to be seen")
+    finally:
+        stop.set()
+        for pusher in pushers:
+            pusher.join()
+    assert not failures
+    until_active(store, "rs(3,2)")
+    assert np.array_equal(table.pull(still), wanted)
+    assert rows_with_wrong_parity(six.address, "rs(3,2)")[0] == 0
+    store.drop_table(table.name)
