@@ -45,8 +45,8 @@ class BufferPool:
 
     def _free(self, size: int) -> npt.NDArray[np.uint8] | None:
         for buffer in self._buffers:
-            # At most twice the size: a small array that lives long must not hold a large buffer.
-            if size <= buffer.size <= 2 * size and sys.getrefcount(buffer) == _UNUSED:
+            # Not much larger: an array that lives long holds the whole buffer, and others count only the array.
+            if size <= buffer.size <= size + size // 4 and sys.getrefcount(buffer) == _UNUSED:
                 self.reused += 1
                 return buffer
         return None

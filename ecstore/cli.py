@@ -52,9 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             module.add_arguments(sub)
     options = parser.parse_args(given)
     if options.version:
-        from importlib.metadata import version
+        from ecstore import __version__
 
-        print(f"ecstore {version('ecstore')}")
+        print(f"ecstore {__version__}")
         return 0
     if module is None:
         parser.print_help(sys.stderr)

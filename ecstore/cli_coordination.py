@@ -18,7 +18,9 @@ def run(options: argparse.Namespace) -> int:
     from ecstore.coordination.__main__ import main
     from ecstore.errors import ConfigError
     from ecstore.launcher.ports import check_free
+    from ecstore.transport import parse_address
 
+    parse_address(options.listen)
     try:
         check_free([options.listen])
     except ConfigError as error:

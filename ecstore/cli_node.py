@@ -37,11 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from ecstore.errors import ConfigError
     from ecstore.launcher.ports import check_free
+    from ecstore.transport import parse_address
     from ecstore.transport import run as run_loop
     from ecstore.warmup import warm_up
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     config = _config(options)
+    parse_address(config.listen)
     try:
         check_free([config.listen])
     except ConfigError as error:

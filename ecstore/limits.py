@@ -7,8 +7,9 @@ from __future__ import annotations
 
 MIB = 1 << 20
 
-#: Rows that one table may hold in one data shard. A slab reserves address space, not memory, for them.
-MAX_ROWS_PER_SHARD = 1 << 26
+#: Rows that one data shard may hold, all tables together. A slab reserves address space, not memory, for them; their
+#: key lists (9 bytes a row) travel in one frame when a shard is taken over: 144 MiB at most.
+MAX_ROWS_PER_SHARD = 1 << 24
 
 #: Address space that one slab reserves at most: wide rows get fewer slots, and 100,000 slabs still fit 47 bits.
 MAX_SLAB_BYTES = 1 << 33
@@ -34,6 +35,13 @@ MAX_LOG_FRAMES = 8192
 #: back, its next push gets RequestGapError and the client opens a new session.
 MAX_CLIENTS_PER_SHARD = 4096
 
+#: Deltas of a shard that must follow a client's last push before the client may be forgotten. At a thousand pushes
+#: a second to one shard, a minute: longer than a push is retried.
+FORGET_AFTER_SEQS = 1 << 16
+
+#: Delta bytes of one push to one shard: with its head it fits a frame.
+MAX_DELTA_BYTES = 64 * MIB
+
 #: Slots that travel in one block when a sink is built or a shard is decoded: about 256 KiB of 256-byte rows,
 #: under a millisecond of work, so that neither the loop nor the deltas behind a block wait long.
 BLOCK_SLOTS = 1024
@@ -43,6 +51,10 @@ MAX_BLOCKS_IN_FLIGHT = 4
 
 #: Requests of one node that wait for something (decoding, acknowledgement windows, a newer map).
 MAX_WAITING_REQUESTS = 4096
+
+#: Keys and gradients of the pushes that wait on one node; further ones are refused until there is room, and their
+#: clients try again. As much as one shard may have unacknowledged.
+MAX_WAITING_BYTES = 32 * MIB
 
 #: Ids of one push or pull request to one node.
 MAX_IDS_PER_REQUEST = 1 << 22

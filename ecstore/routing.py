@@ -73,6 +73,8 @@ def as_plain(array: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     The kernels never write to inputs; but a read-only array is another type to the compiler, and would make
     it compile again in the middle of serving.
     """
+    if array.flags.carray and array.dtype == dtype:  # `require` finds the same out, at twenty times the cost
+        return array
     return np.require(array, dtype, ["C", "A", "W"])
 
 

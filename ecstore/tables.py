@@ -14,8 +14,8 @@ from ecstore.errors import ConfigError
 from ecstore.optim import Optimizer, optimizer_from_wire, optimizer_to_wire
 from ecstore.optim import row_bytes as _row_bytes
 
-#: A row of 65,536 weights with Adam state is 768 KiB: beyond it one row would dominate a frame.
-MAX_DIM = 65_536
+#: A row of 16,384 weights with Adam state is 192 KiB: a block of 1,024 such rows still fits a frame.
+MAX_DIM = 16_384
 MAX_NAME_CHARS = 128
 MAX_CODE_CHARS = 64
 _MAX_SEED = 2**64 - 1

@@ -107,5 +107,8 @@ def _stamp() -> Path:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or PARTS:
-        PARTS[name]()
+    if sys.argv[1:]:
+        for name in sys.argv[1:]:
+            PARTS[name]()
+    else:
+        warm_up_machine()

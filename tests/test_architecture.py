@@ -206,17 +206,21 @@ def walls_stand(files: Sequence[Source]) -> list[str]:
 
 
 def only_the_command_line_prints(files: Sequence[Source]) -> list[str]:
-    """Standard output belongs to whoever started the program; a library that prints breaks `--json -`."""
+    """Standard output belongs to whoever started the program; a library that prints breaks `--json -`.
+
+    A file with a `__main__` block is a process of its own and may write to its streams.
+    """
     problems = []
     for source in _product(files):
         name = Path(source.path).name
         command_line = source.within("ecstore") and (name.startswith("cli") or name == "__main__.py")
         if command_line:
             continue
+        program = any(isinstance(node, ast.If) and "__name__" in ast.unparse(node.test) for node in source.tree.body)
         for node in ast.walk(source.tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "builtins.print", "pprint"):
                 problems.append(f"{source.path}:{node.lineno}: print(); log it, return it, or raise it")
-            if isinstance(node, ast.Attribute) and ast.unparse(node) in ("sys.stdout", "sys.stderr"):
+            if not program and isinstance(node, ast.Attribute) and ast.unparse(node) in ("sys.stdout", "sys.stderr"):
                 problems.append(f"{source.path}:{node.lineno}: {ast.unparse(node)}; take a stream as an argument")
     return problems
 
@@ -276,7 +280,8 @@ def no_module_is_unused(files: Sequence[Source]) -> list[str]:
     """Code that only tests run is not part of the product: it rots, and is read for nothing.
 
     Used is what another file of the product, an example or a benchmark imports, and what one names as a string
-    (`python -m`, lazy imports by name). Parts of the command line are named by their command.
+    (`python -m`, lazy imports by name). Parts of the command line are named by their command. Whatever uses a module
+    uses its packages.
     """
     users = [source for source in files if not source.within("tests")]
     used: set[str] = set()
@@ -287,6 +292,7 @@ def no_module_is_unused(files: Sequence[Source]) -> list[str]:
                 used.add(node.value.partition(":")[0])
                 if source.module == "ecstore.cli":
                     used.add(f"ecstore.cli_{node.value}")
+    used |= {name.rsplit(".", depth)[0] for name in used for depth in (1, 2)}
     return [
         f"{source.path}: nothing in the product uses {source.module}; delete it, or use it"
         for source in _product(files)

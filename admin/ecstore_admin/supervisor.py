@@ -60,8 +60,8 @@ class NodeProcess:
 
     def running(self) -> bool:
         """Whether the process runs now; a child that has ended is reaped."""
-        if self.child is not None and self.child.poll() is not None:
-            return False
+        if self.child is not None:
+            return self.child.poll() is None
         process = self.process
         return process is not None and is_running(process)
 

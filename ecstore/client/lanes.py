@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from ecstore.client.session import Session
 from ecstore.errors import (
+    CapacityError,
     DataLossError,
     EcstoreError,
     RequestGapError,
@@ -43,8 +44,9 @@ MAX_GAPS = 20
 #: Payload bytes of one message; bigger pushes travel in several.
 MAX_MESSAGE_BYTES = 32 << 20
 
-#: Items that one message of a resend holds.
+#: Items and payload bytes that are sent again at once: many lanes may try at the same moment, and in vain.
 MAX_RESEND_ITEMS = 64
+MAX_RESEND_BYTES = 4 << 20
 
 
 class Batch:
@@ -101,7 +103,7 @@ class Lane:
         self.last_error: EcstoreError | None = None
         self.settled = asyncio.Event()
         self._next = 1
-        self._given_up: set[int] = set()
+        self._sure = 0  # highest request number acknowledged by parity
 
     def enter(self, item: Item) -> None:
         item.request_no = self._next
@@ -109,26 +111,22 @@ class Lane:
         self.unacked[item.request_no] = item
 
     def previous(self, request_no: int) -> int:
-        """The latest earlier request that has not been given up: it must be applied before this one."""
-        earlier = request_no - 1
-        while earlier in self._given_up:
-            earlier -= 1
-        return earlier
+        """The latest earlier request that the shard must have applied before this one: one acknowledged by parity,
+        or one still on its way. Those given up, and those only acknowledged locally, may be missing for good.
+        """
+        earlier = [number for number in self.unacked if number < request_no]
+        return max(earlier[-1] if earlier else 0, self._sure if self._sure < request_no else 0)
 
     def leave(self, item: Item, *, acknowledged: bool) -> None:
-        if self.unacked.pop(item.request_no, None) is None:
-            return
-        if acknowledged:
-            if self._given_up:
-                self._given_up = {number for number in self._given_up if number > item.request_no}
-        else:
-            self._given_up.add(item.request_no)
+        """The item is settled: acknowledged, or failed, or given up."""
+        if self.unacked.pop(item.request_no, None) is not None and acknowledged and item.batch.ack == "parity":
+            self._sure = max(self._sure, item.request_no)
 
     def start_over(self) -> None:
         """The shard has forgotten this client: go on as a new one."""
         self.client = os.urandom(16)
         self.unacked.clear()
-        self._given_up.clear()
+        self._sure = 0
         self._next = 1
 
 
@@ -303,8 +301,9 @@ class Pusher:
                     return
                 await self._session.map_change(pause)
                 before = len(lane.unacked)
+                crowded = isinstance(lane.last_error, CapacityError)  # don't send all that there is no room for
                 lane.last_error = None
-                await self._resend(lane)
+                await self._resend(lane, 1 if crowded else MAX_RESEND_ITEMS)
                 progress = len(lane.unacked) < before
                 pause = RETRY_S[0] if progress else min(2 * pause, RETRY_S[1])
                 gaps = gaps + 1 if not progress and isinstance(lane.last_error, RequestGapError) else 0
@@ -319,9 +318,17 @@ class Pusher:
             lane.settled.clear()
             await lane.settled.wait()
 
-    async def _resend(self, lane: Lane) -> None:
-        """Send unacknowledged items of the lane in order, runs of one kind at a time; stop at the first failure."""
-        waiting = list(lane.unacked.values())[:MAX_RESEND_ITEMS]
+    async def _resend(self, lane: Lane, count: int) -> None:
+        """Send the first `count` unacknowledged items of the lane again, in order, runs of one kind at a time; stop
+        at the first failure.
+        """
+        waiting: list[Item] = []
+        size = 0
+        for item in itertools.islice(lane.unacked.values(), count):
+            size += item.payload.nbytes
+            if waiting and size > MAX_RESEND_BYTES:
+                break
+            waiting.append(item)
         for _kind, run in itertools.groupby(waiting, key=lambda item: (item.batch.op, item.batch.ack)):
             for part in _parts(list(run)):
                 part = [item for item in part if not item.done]

@@ -105,30 +105,31 @@ class Session:
             self._refreshing = asyncio.get_running_loop().create_task(self.refresh(), name="ecstore map refresh")
 
     async def refresh(self) -> None:
-        """Ask the nodes for their map until one answers; the newest stays."""
-        for node in list(self.map.nodes.values()):
-            if not node.alive:
-                continue
-            try:
-                connection = await self.connection(node.id)
-                answer = await connection.request("map.get", {}, timeout=CONNECT_TIMEOUT_S)
-                self._adopt(ClusterMap.from_wire(answer.meta.get("map")))
-                return
-            except EcstoreError:
-                continue  # the next node may know
-        for address in self._addresses:
-            try:
-                connection = await self._dial(address)
-            except EcstoreError:
-                continue
-            try:
-                answer = await connection.request("map.get", {}, timeout=CONNECT_TIMEOUT_S)
-                self._adopt(ClusterMap.from_wire(answer.meta.get("map")))
-                return
-            except EcstoreError:
-                continue
-            finally:
-                connection.close("asked for the map only")
+        """Ask all nodes for their map; the newest stays. If none answers, ask the addresses we began with."""
+        alive = [node.id for node in self.map.nodes.values() if node.alive]
+        if not any(await asyncio.gather(*(self._learn_from(node_id) for node_id in alive))):
+            await asyncio.gather(*(self._learn_at(address) for address in self._addresses))
+
+    async def _learn_from(self, node_id: str) -> bool:
+        try:
+            answer = await self.ask(node_id, "map.get", {}, timeout=CONNECT_TIMEOUT_S)
+            self._adopt(ClusterMap.from_wire(answer.meta.get("map")))
+        except EcstoreError:
+            return False  # another node may know
+        return True
+
+    async def _learn_at(self, address: str) -> None:
+        try:
+            connection = await self._dial(address)
+        except EcstoreError:
+            return
+        try:
+            answer = await connection.request("map.get", {}, timeout=CONNECT_TIMEOUT_S)
+            self._adopt(ClusterMap.from_wire(answer.meta.get("map")))
+        except EcstoreError:
+            return
+        finally:
+            connection.close("asked for the map only")
 
     # -- connections ------------------------------------------------------------------------------------
 

@@ -531,11 +531,11 @@ def _runs(directory: Directory, offsets: NDArray[np.int64], width: int) -> Itera
 
 
 def _chunks(parts: list[_Part]) -> list[list[_Part]]:
-    """Cut the parts for one owner so that no reply exceeds a message."""
+    """Cut the parts for one owner so that no request or reply exceeds a message."""
     chunks: list[list[_Part]] = [[]]
     size = 0
     for part in parts:
-        part_bytes = part.keys.size * part.out.shape[1] * 4
+        part_bytes = part.keys.nbytes + part.keys.size * part.out.shape[1] * 4
         if chunks[-1] and size + part_bytes > MAX_MESSAGE_BYTES:
             chunks.append([])
             size = 0

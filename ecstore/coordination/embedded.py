@@ -18,10 +18,12 @@ from ecstore.coordination.base import MAX_PROPOSE_ROUNDS
 from ecstore.coordination.mapfile import pack_map, unpack_map
 from ecstore.coordination.service import LIMITS
 from ecstore.errors import (
+    AuthError,
     CapacityError,
     EcstoreError,
     FencedError,
     FrameError,
+    ProtocolError,
     TimeoutError,
     UnavailableError,
     WrongClusterError,
@@ -179,6 +181,8 @@ class EmbeddedCoordination(PassiveHandler):
             finally:
                 ready.cancel()
         if self._conn is None:
+            if isinstance(self._trouble, ProtocolError | AuthError):
+                raise self._trouble  # it answers, and waiting won't make it take us
             raise UnavailableError(
                 f"{what}: the coordination service at {self.address} cannot be reached "
                 f"({self._trouble or 'no answer'}); membership is frozen until it is back, the data path goes on. "

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -55,7 +56,8 @@ LIMITS: Final = ConnectionLimits(
 @dataclass(slots=True)
 class _Session:
     incarnation: int
-    heard_at: float  #: loop time
+    heard_at: float  #: loop time; -inf once the connection it beat on has ended
+    conn: Connection | None = None  #: None: only joined so far, or known from before a restart of the service
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +180,11 @@ class CoordinationService:
         """Nothing to do: peers say what they want."""
 
     def on_close(self, conn: Connection, reason: str) -> None:
+        """A node whose connection has ended counts as not heard, until it beats on a new one."""
         self._watchers.discard(conn)
+        for session in self._sessions.values():
+            if session.conn is conn:
+                session.heard_at = -math.inf
 
     def on_frame(self, conn: Connection, frame: Frame) -> None:
         answer = self._answers.get(frame.kind)
@@ -208,7 +214,7 @@ class CoordinationService:
         session = self._sessions.get(node)
         if session is None and len(self._sessions) >= MAX_SESSIONS:
             raise CapacityError(f"heartbeats of {MAX_SESSIONS} nodes are watched already; use fewer node ids")
-        self._sessions[node] = _Session(incarnation, asyncio.get_running_loop().time())
+        self._sessions[node] = _Session(incarnation, asyncio.get_running_loop().time(), conn)
         conn.reply(frame.rid, {"epoch": self.current.epoch})
 
     def _list_sessions(self, conn: Connection, frame: Frame) -> None:

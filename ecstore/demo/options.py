@@ -14,8 +14,6 @@ from ecstore.codec import Code
 from ecstore.errors import ConfigError
 from ecstore.launcher import NodeSettings
 from ecstore.launcher.nodes import MIB
-from ecstore.limits import BLOCK_SLOTS
-from ecstore.placement import SHARDS_PER_NODE
 
 if TYPE_CHECKING:
     from ecstore.trainer import Dataset, TrainConfig
@@ -24,10 +22,12 @@ if TYPE_CHECKING:
 SYNTHETIC_SAMPLES: Final = 21_000
 #: Files up to this size are read into memory; larger ones are streamed.
 IN_MEMORY_BYTES: Final = 200 * MIB
-#: Seconds that bringing back what one lost node held should take, so that one can watch it.
-DECODE_S: Final = 2.0
+#: Seconds that bringing back what one lost node held would take at the end of the training, when every row is there.
+#: The nodes are killed earlier, so it takes less; but long enough to watch it.
+DECODE_S: Final = 3.0
+MIN_MIB_PER_S: Final = 0.02
 _ROW_BYTES: Final = 128  # of an embedding: 16 weights and as many numbers of optimizer state, float32
-_DENSE_ROW_BYTES: Final = 1024
+_DENSE_BYTES: Final = 200_000
 _LOOK_AT_SAMPLES: Final = 20_000
 
 
@@ -92,7 +92,7 @@ class DemoOptions:
         )
 
     def decode_mib_per_s(self, dataset: Dataset) -> float:
-        """The rate of background decoding: as given, or such that one lost node takes about `DECODE_S`.
+        """The rate of background decoding: as given, or such that one lost node takes up to `DECODE_S`.
 
         Small data would be back in the blink of an eye otherwise, and no second node could be killed meanwhile.
         """
@@ -107,17 +107,7 @@ class DemoOptions:
                 break
         distinct = len(np.unique(np.concatenate(keys))) if keys else 1
         rows = distinct * (dataset.train_samples / max(1, seen)) ** 0.8  # new keys become rarer
-        return self._bytes_per_loss(rows) / max(1, self.nodes - self.kill) / DECODE_S / MIB
-
-    def _bytes_per_loss(self, rows: float) -> float:
-        """Bytes to decode and to read for new parity when one of the nodes is lost, as the nodes account for them.
-
-        Whole blocks are counted for parity, however few rows they hold.
-        """
         code = Code.parse(self.code)
-        data = rows * _ROW_BYTES / self.nodes
-        parity_shards = SHARDS_PER_NODE * code.m / code.width
-        slots = rows * code.width / code.k / self.nodes / SHARDS_PER_NODE
-        parity = parity_shards * code.k * math.ceil(slots / BLOCK_SLOTS) * BLOCK_SLOTS * _ROW_BYTES
-        dense = SHARDS_PER_NODE * code.m / (code.m + 1) * BLOCK_SLOTS * _DENSE_ROW_BYTES
-        return data + parity + dense
+        # What the node held of the data is decoded, and the data shards of the parity it held are read.
+        lost = (rows * _ROW_BYTES + _DENSE_BYTES) * (1 + code.m) / self.nodes
+        return max(MIN_MIB_PER_S, lost / max(1, self.nodes - self.kill) / DECODE_S / MIB)

@@ -41,7 +41,16 @@ def _from_proc(pid: int) -> ProcessId | None:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return None
-    return None if fields[0] in (b"Z", b"X") else ProcessId(pid, fields[19].decode())
+    if fields[0] in (b"Z", b"X") and _threads(pid) <= 1:  # with more, it still holds its memory and its ports
+        return None
+    return ProcessId(pid, fields[19].decode())
+
+
+def _threads(pid: int) -> int:
+    try:
+        return len(os.listdir(f"/proc/{pid}/task"))
+    except OSError:
+        return 0
 
 
 def _from_ps(pid: int) -> ProcessId | None:

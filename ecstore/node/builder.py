@@ -35,7 +35,7 @@ async def run(runtime: Runtime, sink: OwnedSink, recovery: Recovery, pacer: Pace
             if await _confirmed(runtime, sink, group.epoch):
                 if index not in sink.shard.sources:  # a moved data shard is done when it serves here
                     recovery.finish("done", runtime.wall())
-                await takeover.report_active(runtime, gid, index)
+                await takeover.report_active(runtime, gid, index, only_epoch=group.epoch)
             await runtime.map_change(RETRY_S)
     except* DataLossError:
         recovery.finish("lost", runtime.wall())
@@ -51,9 +51,17 @@ async def _follow(runtime: Runtime, sink: OwnedSink, src: int, recovery: Recover
                 await _fetch_blocks(runtime, sink, src, pacer)
         except DataLossError:
             raise
-        except EcstoreError:
+        except EcstoreError as error:
             runtime.count("build_retries")
+            _start_over_if_unsubscribed(runtime, sink, error)
             await asyncio.sleep(RETRY_S)
+
+
+def _start_over_if_unsubscribed(runtime: Runtime, sink: OwnedSink, error: EcstoreError) -> None:
+    """The source has dropped our stream (a move was called off and began again): nothing here can be trusted."""
+    if error.details.get("unsubscribed"):
+        runtime.count("sinks_reset")
+        sink.shard.reset()
 
 
 async def _subscribe(runtime: Runtime, sink: OwnedSink, src: int) -> None:
@@ -84,7 +92,8 @@ async def _fetch_blocks(runtime: Runtime, sink: OwnedSink, src: int, pacer: Pace
             break
         asked.add(found)
         slab = sink.shard.slabs.get(found[0])
-        await pacer.take(limits.BLOCK_SLOTS * (slab.rows.shape[1] if slab is not None else 0))
+        slots = min(limits.BLOCK_SLOTS, source.keys[found[0]].used - found[1] * limits.BLOCK_SLOTS)
+        await pacer.take(slots * (slab.rows.shape[1] if slab is not None else 0))
         await owner.request(
             "sink.want",
             {
@@ -135,6 +144,7 @@ async def _confirmed(runtime: Runtime, sink: OwnedSink, group_epoch: int) -> boo
         runtime.same_group_epoch(gid, group_epoch)
     except DataLossError:
         raise
-    except EcstoreError:
+    except EcstoreError as error:
+        _start_over_if_unsubscribed(runtime, sink, error)
         return False
     return sink.shard.complete and all(sender is not None for sender in sink.senders.values())

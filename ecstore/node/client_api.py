@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ecstore import buffers, limits
 from ecstore.clustermap import Table
 from ecstore.errors import (
+    CapacityError,
     EcstoreError,
     FencedError,
     FrameError,
@@ -57,6 +58,16 @@ class _Section:
     previous: int = 0
     payload: NDArray[Any] | None = None  # gradients float32 (n, dim), or whole rows uint8 (n, row_bytes)
 
+    @property
+    def nbytes(self) -> int:
+        return self.keys.nbytes + (self.payload.nbytes if self.payload is not None else 0)
+
+    def detach(self) -> None:
+        """Own the arrays, which are views of the whole request: it may be large, and this part may wait long."""
+        self.keys = self.keys.copy()
+        if self.payload is not None:
+            self.payload = self.payload.copy()
+
 
 _TurnKey = tuple[bytes, int, int]  # client, group, shard
 
@@ -76,6 +87,7 @@ class ClientApi:
         self._runtime = runtime
         #: Pushes that wait, by client and shard: later ones queue behind them.
         self._turns: dict[_TurnKey, _Turn] = {}
+        self._waiting_bytes = 0
         self.immediate: dict[str, Callable[[Connection, Frame], None]] = {
             "pull": self._pull,
             "push": self._push,
@@ -162,7 +174,9 @@ class ClientApi:
         for number, section in enumerate(sections):
             # A shard that was still being taken over when its section was looked at may serve by now.
             if number not in errors and self._needs_decode(section):
-                errors[number] = NotReadyError(f"shard {section.index} of group {section.gid} has just begun; ask again")
+                errors[number] = NotReadyError(
+                    f"shard {section.index} of group {section.gid} has just begun; ask again"
+                )
         try:
             self._fence()
             self._answer_pull(connection, frame, sections, errors)
@@ -234,17 +248,27 @@ class ClientApi:
             if key not in self._turns and self._ready(section):
                 self._apply(answer, number, section, client, op, wait)
                 return
-            turn = self._turns.setdefault(key, _Turn())
-            turn.queued += 1
+            turn = self._enter(key, section)
             try:
                 self._runtime.spawn_request(self._push_later(turn, answer, number, section, client, op, wait), "push")
             except EcstoreError:
-                self._leave(key, turn)
+                self._leave(key, turn, section)
                 raise
         except EcstoreError as error:
             answer.done(number, error)
 
-    def _leave(self, key: _TurnKey, turn: _Turn) -> None:
+    def _enter(self, key: _TurnKey, section: _Section) -> _Turn:
+        """Queue a push, if the bound of what waits here allows; the first is let in whatever its size."""
+        if self._waiting_bytes and self._waiting_bytes + section.nbytes > limits.MAX_WAITING_BYTES:
+            raise CapacityError(f"pushes of {self._waiting_bytes} bytes wait on node {self._runtime.name}; push again")
+        section.detach()
+        self._waiting_bytes += section.nbytes
+        turn = self._turns.setdefault(key, _Turn())
+        turn.queued += 1
+        return turn
+
+    def _leave(self, key: _TurnKey, turn: _Turn, section: _Section) -> None:
+        self._waiting_bytes -= section.nbytes
         turn.queued -= 1
         if not turn.queued:
             del self._turns[key]
@@ -280,7 +304,7 @@ class ClientApi:
         except TimeoutError:
             answer.done(number, NotReadyError(f"group {section.gid} was not ready in {WAIT_S} s; push again"))
         finally:
-            self._leave((client, section.gid, section.index), turn)
+            self._leave((client, section.gid, section.index), turn, section)
 
     async def _room(self, owned: OwnedData) -> None:
         assert owned.shard is not None
@@ -298,16 +322,22 @@ class ClientApi:
         shard = owned.shard
         assert shard is not None
         table = self._table(section.table_id)
-        verdict = shard.requests.judge(client, section.request_no, section.previous)
+        verdict = shard.requests.judge(client, section.request_no, section.previous, shard.seq)
         if verdict is Verdict.GAP:
             raise RequestGapError(
                 f"request {section.previous} of this client to shard {section.index} of group {section.gid} "
                 "has not arrived; send it first",
                 last=shard.requests.last(client),
             )
+        if verdict is Verdict.FULL:
+            raise CapacityError(
+                f"shard {section.index} of group {section.gid} remembers {limits.MAX_CLIENTS_PER_SHARD} clients, its "
+                "bound; reuse a store rather than connect for every push"
+            )
         if verdict is Verdict.NEW:
             store = self._store(owned, section.table_id)
             payload = _checked_payload(section, op, table, store)
+            shard.check_room(section.table_id, section.keys.size if op != "delete" else 0)
             if op == "delete":
                 shard.delete(section.table_id, section.keys, client, section.request_no)
             elif op == "push":
@@ -328,7 +358,7 @@ class ClientApi:
         """Keys and whole rows of a run of slots: export. The client goes on from `next` until it is -1."""
         gid, index, table_id = (integer(frame.meta, name) for name in ("group", "shard", "table"))
         start, count = integer(frame.meta, "start"), integer(frame.meta, "count")
-        if start < 0 or not 1 <= count <= MAX_SCAN_SLOTS:
+        if not 0 <= start <= limits.MAX_ROWS_PER_SHARD or not 1 <= count <= MAX_SCAN_SLOTS:
             raise FrameError(f"a scan starts at slot 0 or later and covers 1 to {MAX_SCAN_SLOTS} slots")
         section = _Section(gid, index, table_id, np.empty(0, np.uint64))
         self._fence()
@@ -336,8 +366,11 @@ class ClientApi:
         store = self._store(owned, table_id)
         slots = np.arange(start, min(start + count, store.used), dtype=np.int64)
         if owned.decoder is not None:
-            async with asyncio.timeout(WAIT_S):
-                await owned.decoder.ensure(table_id, slots)
+            try:
+                async with asyncio.timeout(WAIT_S):
+                    await owned.decoder.ensure(table_id, slots)
+            except TimeoutError:
+                raise NotReadyError(f"decoding for group {gid} took over {WAIT_S} s; scan again") from None
             self._fence()
             if self._owned(section) is not owned:
                 raise NotReadyError(f"shard {index} of group {gid} moved; scan again")

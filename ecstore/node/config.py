@@ -16,6 +16,8 @@ class NodeConfig:
     listen: str
     coordination: str
     cluster: str | None = None
+    #: host:port under which others reach this node; None: as it listens. Needed where it listens on all interfaces.
+    advertise: str | None = None
     heartbeat_s: float = 0.2
     #: Silence after which a peer is suspected.
     suspect_after_s: float = 1.0
@@ -24,11 +26,14 @@ class NodeConfig:
     lease_s: float = 1.0
     #: Decoded bytes a second in the background sweep of this node; rows asked for are decoded without a limit.
     decode_bytes_per_s: float = 64.0 * limits.MIB
-    max_rows_per_shard: int = limits.MAX_ROWS_PER_SHARD
 
     def __post_init__(self) -> None:
         if not self.name or len(self.name) > 64 or not self.name.isprintable():
             raise ConfigError(f"node name must be 1 to 64 printable characters, got {self.name!r}")
+        if self.advertise is None and self.listen.rpartition(":")[0] in ("0.0.0.0", "[::]", "::", ""):
+            raise ConfigError(
+                f"listening on {self.listen} needs the address that others use: give --advertise HOST:PORT"
+            )
         if not 0 < self.heartbeat_s <= self.suspect_after_s / 2:
             raise ConfigError("heartbeat_s must be positive and at most half of suspect_after_s")
         if not 0 < self.lease_s <= self.suspect_after_s:

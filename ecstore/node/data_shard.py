@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ecstore import limits
-from ecstore.errors import EcstoreError, UnknownTableError
+from ecstore.errors import CapacityError, EcstoreError, UnknownTableError
 from ecstore.node.dedupe import RequestTable
 from ecstore.node.deltalog import DeltaFrame, FrameLog
 from ecstore.node.rowstore import RowDelta, RowStore
@@ -51,6 +51,7 @@ class SinkCursor:
     subscription: int
     acked: int
     sent: int
+    since: int  # seq at which the stream began: the sink's log holds nothing before it
 
 
 class DataShard:
@@ -149,6 +150,16 @@ class DataShard:
         """Remove keys; their slots go back to zeros. Absent keys are ignored."""
         return self._commit(table_id, self.table(table_id).delete(keys), client, request_no)
 
+    def check_room(self, table_id: int, count: int) -> None:
+        """Raise CapacityError unless a push of `count` rows of a table is within the bounds of a shard and a frame."""
+        row_bytes = self.table(table_id).row_bytes
+        if count * row_bytes > limits.MAX_DELTA_BYTES:
+            raise CapacityError(f"{count} rows of {row_bytes} bytes exceed one delta; push them in several calls")
+        if sum(store.used for store in self.tables.values()) + count > self._max_rows:
+            raise CapacityError(
+                f"shard {self.index} of group {self.gid} is full: {self._max_rows} rows; delete rows, or use more nodes"
+            )
+
     def _commit(self, table_id: int, change: RowDelta, client: bytes, request_no: int) -> DeltaFrame:
         self.seq += 1
         frame = DeltaFrame(
@@ -162,7 +173,7 @@ class DataShard:
             client,
             request_no,
         )
-        self.requests.record(client, request_no)
+        self.requests.record(client, request_no, self.seq)
         if self.sinks:
             self.log.append(frame)
         else:
@@ -187,7 +198,7 @@ class DataShard:
         """A sink that has everything up to `acked` and gets every later frame."""
         assert acked <= self.seq
         assert acked == self.seq or self.log.reaches(acked), "a new sink starts at the present or inside the log"
-        cursor = self.sinks[key] = SinkCursor(key, subscription, acked, acked)
+        cursor = self.sinks[key] = SinkCursor(key, subscription, acked, acked, acked)
         return cursor
 
     def remove_sink(self, key: SinkKey) -> None:

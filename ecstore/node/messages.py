@@ -121,13 +121,13 @@ def unpack_tables(heads: Any, message: Frame, first_bin: int = 0) -> list[TableS
     return tables
 
 
-def pack_requests(entries: Iterable[tuple[bytes, int]]) -> list[list[Any]]:
-    return [[client, request_no] for client, request_no in entries]
+def pack_requests(entries: Iterable[tuple[bytes, int, int]]) -> list[list[Any]]:
+    return [[client, request_no, seq] for client, request_no, seq in entries]
 
 
-def unpack_requests(entries: Any) -> list[tuple[bytes, int]]:
+def unpack_requests(entries: Any) -> list[tuple[bytes, int, int]]:
     try:
-        return [(bytes(client), int(request_no)) for client, request_no in entries]
+        return [(bytes(client), int(request_no), int(seq)) for client, request_no, seq in entries]
     except (TypeError, ValueError) as error:
         raise FrameError(f"malformed request numbers: {error}") from None
 

@@ -35,7 +35,7 @@ class Ownership:
             if group.lost:
                 self._give_up(group)
             else:
-                self._follow_group(group, before)
+                self._follow_group(group, before, old)
 
     def release_all(self, error: EcstoreError) -> None:
         """This life of the node is over: whoever waits gets `error`."""
@@ -58,12 +58,12 @@ class Ownership:
             self._retire_sink((group.gid, shard.index))
         self._runtime.event("group_lost", error.message, group=group.gid)
 
-    def _follow_group(self, group: Group, before: Group | None) -> None:
+    def _follow_group(self, group: Group, before: Group | None, old: ClusterMap) -> None:
         k = self._runtime.map.code(group).k
         for shard in group.shards:
             former = before.shards[shard.index] if before is not None else None
             if shard.index < k:
-                self._follow_data(group, shard, former)
+                self._follow_data(group, shard, former, old)
             else:
                 self._follow_parity(group, shard, former)
         self._turn_away_former_owners(group)
@@ -74,11 +74,11 @@ class Ownership:
 
     # -- data shards ----------------------------------------------------------------------------------
 
-    def _follow_data(self, group: Group, shard: Shard, former: Shard | None) -> None:
+    def _follow_data(self, group: Group, shard: Shard, former: Shard | None, old: ClusterMap) -> None:
         key = (group.gid, shard.index)
         mine = self._runtime.owns(shard.owner, shard.incarnation)
         if mine and key not in self._runtime.data:
-            self._begin_data(group, shard, former)
+            self._begin_data(group, shard, former, old)
         elif not mine and key in self._runtime.data:
             self._retire_data(
                 key,
@@ -93,13 +93,14 @@ class Ownership:
         elif not joining and key in self._runtime.sinks:
             self._retire_sink(key)
 
-    def _begin_data(self, group: Group, shard: Shard, former: Shard | None) -> None:
+    def _begin_data(self, group: Group, shard: Shard, former: Shard | None, old: ClusterMap) -> None:
         runtime, key = self._runtime, (group.gid, shard.index)
         copy = runtime.sinks.pop(key, None)
         owned = OwnedData(key, shard.owner_epoch)
         runtime.data[key] = owned
         if former is not None and (former.owner, former.incarnation) != (shard.owner, shard.incarnation):
             owned.former = (former.owner, former.incarnation)
+            owned.former_address = old.nodes[former.owner].address
         if copy is not None and shard.state == "active":
             owned.mirror = copy.shard
             recovery = copy.recovery or self._recovery(key, "move", shard.owner)
@@ -118,7 +119,7 @@ class Ownership:
         )
 
     def _fresh_data(self, group: Group, key: Key) -> DataShard:
-        fresh = DataShard(*key, max_rows=self._runtime.config.max_rows_per_shard)
+        fresh = DataShard(*key)
         for parity in group.shards[self._runtime.map.code(group).k :]:
             if parity.state == "active":
                 fresh.add_sink(SinkKey(parity.index, parity.owner, parity.incarnation), 0)
@@ -164,7 +165,7 @@ class Ownership:
                 self._begin_sink(key, coefficients, "parity" if mine else "move", lost_node)
 
     def _fresh_parity(self, group: Group, key: Key, coefficients: dict[int, int]) -> None:
-        shard = SinkShard(*key, coefficients, building=False, max_rows=self._runtime.config.max_rows_per_shard)
+        shard = SinkShard(*key, coefficients, building=False)
         senders: dict[int, tuple[str, int] | None] = {
             src: (group.shards[src].owner, group.shards[src].incarnation) for src in coefficients
         }
@@ -172,7 +173,7 @@ class Ownership:
 
     def _begin_sink(self, key: Key, coefficients: dict[int, int], kind: Kind, lost_node: str) -> None:
         runtime = self._runtime
-        shard = SinkShard(*key, coefficients, building=True, max_rows=runtime.config.max_rows_per_shard)
+        shard = SinkShard(*key, coefficients, building=True)
         sink = OwnedSink(key, shard, True, dict.fromkeys(coefficients), asyncio.Event())
         sink.recovery = self._recovery(key, kind, lost_node)
         runtime.sinks[key] = sink

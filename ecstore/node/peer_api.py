@@ -65,9 +65,11 @@ class PeerApi:
     def _ping(self, connection: Connection, frame: Frame) -> None:
         """Heartbeat of a peer: are you there, and am I up in your map?"""
         peer = connection.peer
-        up = self._runtime.map.is_alive(peer.name, integer(frame.meta, "incarnation"))
-        connection.reply(frame.rid, {"epoch": self._runtime.map.epoch, "up": up})
-        if integer(frame.meta, "epoch") > self._runtime.map.epoch:
+        epoch, ours = integer(frame.meta, "epoch"), self._runtime.map.epoch
+        # Who has missed an epoch may have lost shards in it: it must not go on serving on our word.
+        up = epoch >= ours and self._runtime.map.is_alive(peer.name, integer(frame.meta, "incarnation"))
+        connection.reply(frame.rid, {"epoch": ours, "up": up})
+        if epoch > ours:
             self._runtime.map_is_old()
 
     # -- delta streams --------------------------------------------------------------------------------
@@ -77,7 +79,8 @@ class PeerApi:
         outcome: dict[tuple[int, int, int, int], str] = {}
         for item in unpack_deltas(frame):
             stream = (item.gid, item.src, item.dst, item.subscription)
-            outcome[stream] = self._apply(connection, item)
+            if outcome.get(stream, "ok") == "ok":
+                outcome[stream] = self._apply(connection, item)
         self._runtime.notify_deltas()
         acks: list[list[Any]] = []
         for (gid, src, dst, subscription), verdict in outcome.items():
@@ -97,7 +100,14 @@ class PeerApi:
             return "not_ready"
         if item.subscription != sink.shard.sources[item.src].subscription:
             return "unsynced"
-        verdict = sink.shard.apply(item.src, item.frame, item.acked_by_all)
+        if self._runtime.is_dropped(item.frame.table_id):
+            sink.shard.drop_table(item.frame.table_id)
+        try:
+            verdict = sink.shard.apply(item.src, item.frame, item.acked_by_all)
+        except EcstoreError as error:  # raised before a byte was written
+            self._runtime.count("deltas_unfit")
+            self._runtime.event("delta_unfit", f"group {item.gid} shard {item.src}: {error}")
+            return "not_ready"
         if verdict is Applied.APPLIED or verdict is Applied.DUPLICATE:
             return "ok"
         return "gap" if verdict is Applied.GAP else "unsynced"
@@ -131,7 +141,9 @@ class PeerApi:
         sink, src = self._fed_sink(connection, frame)
         if sink is None or sink.shard.sources[src].synced:
             return
-        tables = unpack_tables(frame.meta.get("tables"), frame)
+        for table in (tables := unpack_tables(frame.meta.get("tables"), frame)):
+            if self._runtime.is_dropped(table.table_id):
+                sink.shard.drop_table(table.table_id)
         requests = unpack_requests(frame.meta.get("requests"))
         sink.shard.load_snapshot(src, integer(frame.meta, "seq"), tables, requests)
         if sink.recovery is not None:
@@ -217,7 +229,7 @@ class PeerApi:
             _owned, shard, key = await self._source_for(connection, frame)
         cursor = shard.sinks.get(key)
         if cursor is None or cursor.subscription != integer(frame.meta, "subscription"):
-            raise NotReadyError(f"node {key.node} is not subscribed; subscribe again")
+            raise NotReadyError(f"node {key.node} is not subscribed; subscribe again", unsubscribed=True)
         within = slots[slots < store.used]
         meta = self._stream_meta(shard, cursor) | {
             "seq": shard.seq, "table": table_id, "block": block, "row_bytes": store.row_bytes,
@@ -237,7 +249,10 @@ class PeerApi:
         _owned, shard, key = await self._source_for(connection, frame)
         cursor = shard.sinks.get(key)
         if cursor is None or cursor.subscription != integer(frame.meta, "subscription"):
-            raise NotReadyError(f"node {key.node} is not subscribed; subscribe again")
+            raise NotReadyError(f"node {key.node} is not subscribed; subscribe again", unsubscribed=True)
+        if shard.acked < cursor.since:
+            # Its log begins after `since`: until the other sinks are there, a takeover could not bring them along.
+            raise NotReadyError(f"other sinks of shard {shard.index} are not yet at seq {cursor.since}; ask again")
         connection.reply(frame.rid, {"acked": cursor.acked})
 
     # -- reads for a decode ---------------------------------------------------------------------------
@@ -277,12 +292,16 @@ class PeerApi:
         seqs = frame.meta.get("cut")
         await self._runtime.at_group_epoch(gid, group_epoch)
         slots = frame.bin(0, np.uint32).astype(np.int64)
-        if row_bytes <= 0 or row_bytes % 8 or not isinstance(seqs, list):
+        if slots.size and not (np.diff(slots) > 0).all():
+            raise FrameError("slots of a parity read rise: sorted, each once")
+        if row_bytes <= 0 or row_bytes % 8 or not isinstance(seqs, list) or any(type(seq) is not int for seq in seqs):
             raise FrameError("a parity read names row_bytes (a multiple of 8) and a cut (one seq per data shard)")
         cut = {src: int(seq) for src, seq in enumerate(seqs)}
         deadline = self._runtime.loop.time() + CUT_WAIT_S
         while True:
             self._runtime.same_group_epoch(gid, group_epoch)
+            if table_id not in self._runtime.tables:  # dropped, or newer than the map here: zeros would be a lie
+                raise NotReadyError(f"table {table_id} is not in the map of node {self._runtime.name}")
             sink = self._runtime.sinks.get((gid, index))
             if sink is None or sink.building or cut.keys() != sink.shard.sources.keys():
                 raise NotReadyError(f"node {self._runtime.name} holds no whole parity shard {index} of group {gid}")
@@ -365,9 +384,9 @@ class PeerApi:
         sink, src = await self._taken_sink(connection, frame)
         source = sink.shard.sources[src]
         kept = source.synced and source.applied == integer(frame.meta, "seq")
-        if kept:
+        if kept or sink.building:  # one that is not kept takes nothing before the snapshot it will subscribe to
             sink.senders[src] = (connection.peer.name, connection.peer.incarnation)
-        elif sink.building and source.synced:
+        if not kept and sink.building and source.synced:
             self._runtime.count("sinks_reset")
             sink.shard.reset()
             if sink.recovery is not None:

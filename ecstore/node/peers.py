@@ -1,9 +1,11 @@
 """The other nodes: one connection to each, heartbeats over it, suspicion, and this node's own lease.
 
-Evidence against a peer, and what follows:
-- its address refuses connections, or another life of it answers: the process is gone, it is declared down at once;
-- silence for `suspect_after_s`: it is declared down if the coordination service has not heard it either, or if the
-  silence lasts three times as long (a partition between the two of us only).
+Evidence against a peer, and what follows. Two witnesses are needed, for one of them may be the one that is cut off:
+- its address refuses connections, or a later life of it answers, *and* the coordination service has lost it, too (its
+  connection ended, or it was not heard for `suspect_after_s`): the process is gone, it is declared down at once;
+- silence for `suspect_after_s`, and the service has lost it, too: declared down;
+- silence three times as long, although the service hears it: declared down if we ourselves hear a majority of the
+  nodes. Then only the two of us are apart, and the group can't work that way; who hears few blames nobody.
 
 A node that was itself paused or blocked has heard nobody and must not blame others: whoever finds that its own
 clock jumped starts to count again.
@@ -43,6 +45,8 @@ class Peer:
         self.connected = asyncio.Event()
         #: Loop time of the last proof of life.
         self.heard_at = now
+        #: Newest epoch that the peer is known to have adopted.
+        self.epoch = 0
         #: Loop time at which the last heartbeat that the peer answered with "you are up" was sent.
         self.lease_from = float("-inf")
         self.task: asyncio.Task[None] | None = None
@@ -121,16 +125,16 @@ class Peers:
                 continue
             if connection.peer.name != peer.name or connection.peer.incarnation != peer.incarnation:
                 connection.close("expected another life of this node")
-                await self._declare_down(peer, "refused")
-                await asyncio.sleep(RECONNECT_S)
+                if connection.peer.name != peer.name or connection.peer.incarnation > peer.incarnation:
+                    await self._blame(peer)
+                await asyncio.sleep(RECONNECT_S)  # incarnation 0: it is joining and does not know its own yet
                 continue
             await self._converse(peer, connection)
 
     async def _unreachable(self, peer: Peer, error: EcstoreError) -> None:
-        if isinstance(error.__cause__, ConnectionRefusedError):
-            await self._declare_down(peer, "refused")
-        else:
-            await self._suspect(peer)
+        if error.details.get("reason") == "refused":
+            await self._blame(peer)
+        await self._suspect(peer)
         await asyncio.sleep(RECONNECT_S)
 
     async def _converse(self, peer: Peer, connection: Connection) -> None:
@@ -174,6 +178,11 @@ class Peers:
         except EcstoreError:
             return
         peer.heard_at = loop.time()
+        epoch = answer.meta.get("epoch")
+        if isinstance(epoch, int):
+            peer.epoch = max(peer.epoch, epoch)
+            if epoch > self._runtime.map.epoch:
+                self._runtime.map_is_old()
         if answer.meta.get("up") is True:
             peer.lease_from = max(peer.lease_from, sent_at)
 
@@ -190,14 +199,26 @@ class Peers:
         limit_s = self._runtime.config.suspect_after_s
         if silent_s < limit_s:
             return
-        if silent_s < LONE_WITNESS_FACTOR * limit_s:
-            try:
-                sessions = await self._runtime.coordination.sessions()
-            except EcstoreError:
-                return  # membership is frozen while the service is away
-            if sessions.get(peer.name, float("inf")) < limit_s:
-                return
-        await self._declare_down(peer, "silent")
+        alone = silent_s >= LONE_WITNESS_FACTOR * limit_s and self._hears_majority()
+        if alone or await self._service_lost(peer):
+            await self._declare_down(peer, "silent")
+
+    async def _blame(self, peer: Peer) -> None:
+        """Nothing of this life of the peer listens any more: declare it down if the service has lost it, too."""
+        if await self._service_lost(peer):
+            await self._declare_down(peer, "refused")
+
+    async def _service_lost(self, peer: Peer) -> bool:
+        try:
+            sessions = await self._runtime.coordination.sessions()
+        except EcstoreError:
+            return False  # membership is frozen while the service is away
+        return sessions.get(peer.name, float("inf")) >= self._runtime.config.suspect_after_s
+
+    def _hears_majority(self) -> bool:
+        now, limit_s = self._runtime.loop.time(), self._runtime.config.suspect_after_s
+        heard = sum(peer.name == self._runtime.name or now - peer.heard_at < limit_s for peer in self._peers.values())
+        return heard * 2 > len(self._peers)
 
     async def _declare_down(self, peer: Peer, reason: str) -> None:
         if peer.name == self._runtime.name:
@@ -215,11 +236,20 @@ class Peers:
     def may_serve(self) -> bool:
         """Whether the lease of this node runs."""
         now, config = self._runtime.loop.time(), self._runtime.config
+        if self._runtime.coordination.fenced:
+            return False
         if now < self._runtime.coordination.last_renewal + config.lease_s:
             return True
         others = [peer for peer in self._peers.values() if peer.name != self._runtime.name]
+        if not others:  # a cluster that has always been this node alone has nobody who could take over
+            return len(self._runtime.map.nodes) == 1
         confirmed = 1 + sum(now < peer.lease_from + config.lease_s for peer in others)
         return confirmed * 2 > len(others) + 1
+
+    def adopted_by_majority(self, epoch: int) -> bool:
+        """Whether so many nodes are known to have adopted `epoch` that the others are no majority any more."""
+        adopted = sum(peer.name == self._runtime.name or peer.epoch >= epoch for peer in self._peers.values())
+        return adopted * 2 > len(self._peers)
 
     def statistics(self) -> list[dict[str, Any]]:
         now = self._runtime.loop.time()

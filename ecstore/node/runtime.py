@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ecstore import limits
@@ -46,8 +47,9 @@ class OwnedData:
     decoder: Decoder | None = None
     task: asyncio.Task[None] | None = None
     recovery: Recovery | None = None
-    #: Owner before us, while it is alive: it must have stopped serving before we start.
+    #: Life that owned the shard before us, if we saw it: it must have stopped serving before we start.
     former: tuple[str, int] | None = None
+    former_address: str = ""
     #: Complete copy of the rows when the shard moved here from a living owner; None when it was lost.
     mirror: SinkShard | None = None
 
@@ -92,7 +94,7 @@ class Runtime:
         self._deltas = asyncio.Event()
         self._deltas_awaited = False
         self._refresh: asyncio.Task[None] | None = None
-        self._waiting = 0
+        self._waiting = {False: 0, True: 0}  # requests that wait: of clients, of nodes
         self._subscriptions = 0
 
     # -- map ------------------------------------------------------------------------------------------
@@ -169,7 +171,7 @@ class Runtime:
 
     async def at_group_epoch(self, gid: int, group_epoch: int) -> Group:
         """The group, when its owners here are those of `group_epoch`; waits for a newer map, refuses an older epoch."""
-        if not (gid < len(self.map.groups) and self.map.groups[gid].epoch == group_epoch):
+        if not (0 <= gid < len(self.map.groups) and self.map.groups[gid].epoch == group_epoch):
             await self.at_epoch(group_epoch)
         return self.same_group_epoch(gid, group_epoch)
 
@@ -192,6 +194,10 @@ class Runtime:
                 keys.add(SinkKey(shard.index, shard.joining, shard.joining_incarnation))
         return keys
 
+    def is_dropped(self, table_id: int) -> bool:
+        """Whether the newest map has had this table and has it no more."""
+        return table_id not in self.tables and table_id < self.map.next_table_id
+
     def is_whole(self, gid: int, key: SinkKey) -> bool:
         """Whether the newest map names this sink as an active parity shard."""
         shard = self.map.groups[gid].shards[key.index]
@@ -206,15 +212,17 @@ class Runtime:
         """A child task of the node. Once this life is ending, its caller ends instead."""
         return self._start(work, name, asyncio.CancelledError())
 
-    def spawn_request(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """A child task for a request that has to wait; bounded (G7)."""
-        if self._waiting >= limits.MAX_WAITING_REQUESTS:
+    def spawn_request(self, work: Coroutine[Any, Any, None], name: str, *, of_node: bool = False) -> None:
+        """A child task for a request that has to wait; bounded (G7). Nodes have a bound of their own: what clients
+        wait for may need them.
+        """
+        if self._waiting[of_node] >= limits.MAX_WAITING_REQUESTS:
             work.close()
-            raise CapacityError(f"node {self.name} has {self._waiting} waiting requests; ask again later")
+            raise CapacityError(f"node {self.name} has {self._waiting[of_node]} waiting requests; ask again later")
         ending = FencedError(f"node {self.name} is ending this life; fetch the map and ask again")
         task = self._start(work, name, ending)
-        self._waiting += 1
-        task.add_done_callback(self._request_done)
+        self._waiting[of_node] += 1
+        task.add_done_callback(partial(self._request_done, of_node))
 
     def _start(self, work: Coroutine[Any, Any, None], name: str, ending: BaseException) -> asyncio.Task[None]:
         if not self.closing:
@@ -225,8 +233,8 @@ class Runtime:
         work.close()
         raise ending
 
-    def _request_done(self, _task: asyncio.Task[None]) -> None:
-        self._waiting -= 1
+    def _request_done(self, of_node: bool, _task: asyncio.Task[None]) -> None:
+        self._waiting[of_node] -= 1
 
     def next_subscription(self) -> int:
         """A number for a new delta stream, unique in this life of the node."""

@@ -7,6 +7,7 @@ forgets everything and joins again, empty, as a new incarnation.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import resource
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 from ecstore.clustermap import ClusterMap
 from ecstore.coordination.base import Coordination
 from ecstore.errors import (
+    CapacityError,
     ConfigError,
     EcstoreError,
     FencedError,
@@ -36,11 +38,17 @@ from ecstore.transitions import CreateTable, Drain, DropTable, NodeJoin
 from ecstore.transport import Connection, Hello, Server, parse_address
 from ecstore.wire import Frame
 
+logger = logging.getLogger(__name__)
+
 #: Opens this process's access to the coordination backend, given how the node introduces itself.
 CoordinationFactory = Callable[[Callable[[], Hello]], Awaitable[Coordination]]
 
 #: Message kinds that clients and the admin service may send besides nodes.
 _OPEN_TO_CLIENTS = frozenset({"ping", "shard.read", "shard.info", "parity.read"})
+
+#: Connections of a node, and how many of them only nodes may take.
+MAX_CONNECTIONS = 2048
+RESERVED_FOR_NODES = 256
 
 #: Between two attempts to join while the coordination service is away.
 JOIN_RETRY_S = 0.2
@@ -91,15 +99,23 @@ class _Life:
     def __init__(self, config: NodeConfig, listen: str) -> None:
         self._config = config
         self._listen = listen
-        self._server = Server()
+        self._server = Server(max_connections=MAX_CONNECTIONS, admit=self._admit)
         self._runtime: Runtime
         self._joined = False
         self._over: asyncio.Future[str]
         self._born = time.time()
 
+    def _admit(self, hello: Hello) -> None:
+        """Clients may not take all connections: nodes must get through."""
+        if hello.role != "node" and len(self._server.connections) >= MAX_CONNECTIONS - RESERVED_FOR_NODES:
+            raise CapacityError(
+                f"node {self._config.name} has {len(self._server.connections)} connections; try another"
+            )
+
     def hello(self) -> Hello:
         incarnation = self._runtime.incarnation if self._joined else 0
-        return Hello(role="node", cluster=self._config.cluster, name=self._config.name, incarnation=incarnation)
+        cluster = self._runtime.map.cluster if self._joined else self._config.cluster
+        return Hello(role="node", cluster=cluster, name=self._config.name, incarnation=incarnation)
 
     async def run(
         self, coordination: Coordination, stopping: asyncio.Future[Any], joined: Callable[[str], None]
@@ -113,7 +129,7 @@ class _Life:
                 try:
                     host, port = parse_address(self._listen)
                     await self._server.start(host, port, self.hello, self)
-                    address = self._server.address
+                    address = self._config.advertise or self._server.address
                     await self._join(coordination, address)
                     joined(address)
                     await asyncio.wait([self._over, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -192,14 +208,14 @@ class _Life:
         message = {"map": new.to_wire()}
         for connection in self._server.connections:
             if connection.peer.role in ("client", "admin"):
-                connection.send("map", message)
+                _send_map(connection, message)
 
     # -- dispatch -------------------------------------------------------------------------------------
 
     def on_open(self, conn: Connection) -> None:
         """Clients learn the map at once."""
         if conn.peer.role in ("client", "admin") and self._joined:
-            conn.send("map", {"map": self._runtime.map.to_wire()})
+            _send_map(conn, {"map": self._runtime.map.to_wire()})
 
     def on_close(self, conn: Connection, reason: str) -> None:
         """Nothing to do: requests of a closed connection find out when they answer."""
@@ -215,17 +231,31 @@ class _Life:
         elif (work := self._client_api.waiting.get(kind) or self._own.get(kind)) is not None or (
             (from_node or kind in _OPEN_TO_CLIENTS) and (work := self._peer_api.waiting.get(kind)) is not None
         ):
-            self._runtime.spawn_request(self._answer(work, conn, frame), kind)
+            self._runtime.spawn_request(self._answer(work, conn, frame), kind, of_node=from_node)
         elif kind != "map":
             raise ProtocolError(f"a node does not answer {kind!r} from a {conn.peer.role}; see docs/PROTOCOL.md")
 
     async def _answer(self, work: Any, conn: Connection, frame: Frame) -> None:
-        """Run a handler that may wait; its typed errors go back to the asker."""
+        """Run a handler that may wait; its typed errors go back to the asker.
+
+        An unexpected error ends the node, unless it was a client's or the admin's request that met it: those can't
+        be trusted to be well-formed, and their handlers change nothing before they have checked everything.
+        """
         try:
             await work(conn, frame)
         except EcstoreError as error:
-            if frame.rid and not conn.closed:
-                conn.reply_error(frame.rid, error)
+            self._refuse(conn, frame, error)
+        except Exception as error:
+            if conn.peer.role == "node":
+                raise
+            logger.exception("answering %s of %s failed", frame.kind, conn)
+            what = type(error).__name__
+            self._refuse(conn, frame, EcstoreError(f"{frame.kind} failed inside the node ({what}); see the node's log"))
+
+    @staticmethod
+    def _refuse(conn: Connection, frame: Frame, error: EcstoreError) -> None:
+        if frame.rid and not conn.closed:
+            conn.reply_error(frame.rid, error)
 
     # -- the node's own answers -------------------------------------------------------------------------
 
@@ -270,6 +300,14 @@ class _Life:
             "coordination_available": runtime.coordination.available,
             "recoveries": runtime.recoveries.to_wire(time.time()), "events": list(runtime.events)[-200:],
         }  # fmt: skip
+
+
+def _send_map(connection: Connection, message: dict[str, Any]) -> None:
+    """Tell a client the map; one that can't take a message of that size is turned away."""
+    try:
+        connection.send("map", message)
+    except EcstoreError as error:
+        connection.refuse(error)
 
 
 def _add(total: dict[str, int], part: dict[str, int]) -> None:

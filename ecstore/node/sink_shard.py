@@ -117,7 +117,7 @@ class SinkShard:
         }
 
     def load_snapshot(
-        self, src: int, seq: int, tables: Sequence[TableSnapshot], requests: Iterable[tuple[bytes, int]]
+        self, src: int, seq: int, tables: Sequence[TableSnapshot], requests: Iterable[tuple[bytes, int, int]]
     ) -> None:
         """Start following source `src` at `seq`. Its rows are still to come, in blocks."""
         old = self.sources[src]
@@ -179,7 +179,7 @@ class SinkShard:
             if frame.new_slots.size or frame.freed_slots.size:
                 keylist.apply(frame.new_slots, frame.new_keys, frame.freed_slots)
         source.applied = frame.seq
-        source.requests.record(frame.client, frame.request_no)
+        source.requests.record(frame.client, frame.request_no, frame.seq)
         source.log.append(frame)
         source.acked_by_all = max(source.acked_by_all, acked_by_all)
         source.log.trim(source.acked_by_all, keep_bytes=limits.MAX_RECENT_BYTES, keep_frames=limits.MAX_LOG_FRAMES)

@@ -62,11 +62,10 @@ class _Sink:
 
 async def run(runtime: Runtime, owned: OwnedData, recovery: Recovery, pacer: Pacer) -> None:
     """Take the shard over, then decode it to the end and report it active. Ends early when the group is lost."""
-    entered_at = runtime.loop.time()
     while owned.shard is None:
         try:
             group = runtime.group(owned.key[0])
-            shard = await _attempt(runtime, owned, group, entered_at)
+            shard = await _attempt(runtime, owned, group)
             runtime.same_group_epoch(group.gid, group.epoch)
         except DataLossError:
             recovery.finish("lost", runtime.wall())
@@ -106,10 +105,15 @@ async def _finish(runtime: Runtime, owned: OwnedData, recovery: Recovery) -> Non
         recovery.finish("lost", runtime.wall())
 
 
-async def report_active(runtime: Runtime, gid: int, index: int) -> None:
-    """Tell the map that this node holds the whole shard, until the map says so."""
+async def report_active(runtime: Runtime, gid: int, index: int, only_epoch: int | None = None) -> None:
+    """Tell the map that this node holds the whole shard, until the map says so.
+
+    `only_epoch`: return as soon as the group's epoch is another; the caller must make sure again that it is whole.
+    """
     while True:
         group = runtime.group(gid)
+        if only_epoch is not None and group.epoch != only_epoch:
+            return
         shard = group.shards[index]
         mine = runtime.owns(shard.owner, shard.incarnation)
         joining = runtime.owns(shard.joining or "", shard.joining_incarnation)
@@ -120,15 +124,13 @@ async def report_active(runtime: Runtime, gid: int, index: int) -> None:
         except EcstoreError as error:
             runtime.count("ready_proposals_failed")
             runtime.event("proposal_failed", f"group {gid} shard {index} is whole, not yet in the map: {error}")
-        if runtime.map.groups[gid].epoch != group.epoch and joining:
-            return  # the caller checks again that the copy is complete under the new owners
         await runtime.map_change(0.1)
 
 
 # -- one attempt --------------------------------------------------------------------------------------------
 
 
-async def _attempt(runtime: Runtime, owned: OwnedData, group: Group, entered_at: float) -> DataShard:
+async def _attempt(runtime: Runtime, owned: OwnedData, group: Group) -> DataShard:
     index = owned.key[1]
     sinks = _sinks_of(runtime, group)
     await asyncio.gather(*(_begin(runtime, group, index, sink) for sink in sinks))
@@ -137,7 +139,7 @@ async def _attempt(runtime: Runtime, owned: OwnedData, group: Group, entered_at:
     if not whole and mirror is None:
         raise NotReadyError(f"group {group.gid} has no whole parity shard to take shard {index} over from")
     seq = _continue_from(whole, sinks, mirror, index)
-    await _wait_for_predecessor(runtime, owned, group, entered_at)
+    await _wait_for_predecessor(runtime, owned, group)
     await _roll_forward(runtime, group, index, sinks, mirror, seq)
     tables, requests = await _state(runtime, group, index, whole, mirror, seq)
     kept = await asyncio.gather(*(_resume(runtime, group, index, sink, seq) for sink in sinks))
@@ -182,23 +184,35 @@ def _continue_from(whole: list[_Sink], sinks: list[_Sink], mirror: SinkShard | N
     return max(seqs)
 
 
-async def _wait_for_predecessor(runtime: Runtime, owned: OwnedData, group: Group, entered_at: float) -> None:
-    """The former owner must not serve any more. Alive, it says so; silent, its lease has run out after `lease_s`."""
+async def _wait_for_predecessor(runtime: Runtime, owned: OwnedData, group: Group) -> None:
+    """The former owner must not serve any more. Alive, it says so; a dead process needs no asking; otherwise its
+    lease must have run out: no majority is left that could renew it, and `lease_s` have passed since.
+    """
     if owned.former is not None and runtime.map.is_alive(*owned.former):
         try:
             await runtime.peers.get(owned.former[0]).request(
-                "takeover.release",
-                _address(group, owned.key[1], owned.key[1]),
-                timeout=runtime.config.lease_s,
+                "takeover.release", _address(group, owned.key[1], owned.key[1]), timeout=runtime.config.lease_s
             )
             return
         except EcstoreError:
             runtime.count("releases_unanswered")
-    elif not any(node.down_reason == "silent" for node in runtime.map.nodes.values()):
+    elif _surely_dead(runtime, owned):
         return
-    left = entered_at + runtime.config.lease_s - runtime.loop.time()
-    if left > 0:
-        await asyncio.sleep(left)
+    while not runtime.peers.adopted_by_majority(group.epoch):
+        await runtime.map_change(runtime.config.heartbeat_s / 2)
+        runtime.same_group_epoch(group.gid, group.epoch)
+    await asyncio.sleep(runtime.config.lease_s)
+
+
+def _surely_dead(runtime: Runtime, owned: OwnedData) -> bool:
+    """Whether the former owner's process has ended: its address refuses connections, or belongs to a later life."""
+    if owned.former is None:
+        return not any(node.down_reason == "silent" for node in runtime.map.nodes.values())
+    name, incarnation = owned.former
+    node = runtime.map.nodes[name]
+    if node.incarnation == incarnation:
+        return node.down_reason == "refused"
+    return node.address == owned.former_address
 
 
 async def _roll_forward(
@@ -292,7 +306,7 @@ def _build(
     runtime: Runtime, owned: OwnedData, tables: list[TableSnapshot], requests: RequestTable, seq: int
 ) -> DataShard:
     gid, index = owned.key
-    shard = DataShard(gid, index, seq=seq, requests=requests, max_rows=runtime.config.max_rows_per_shard)
+    shard = DataShard(gid, index, seq=seq, requests=requests)
     for snapshot in tables:
         table = runtime.tables.get(snapshot.table_id)
         if table is None:

@@ -12,7 +12,7 @@ from ecstore.launcher.nodes import NodeSettings
 
 #: Background decoding of a node of the shared cluster: some seconds for what these tests lose, so that reads and
 #: further losses fall into it.
-SLOW_MIB_PER_S = 0.1
+SLOW_MIB_PER_S = 0.2
 
 #: Silence after which a node counts as dead. A killed one refuses connections, which shows at once; with a second,
 #: the default, a machine with more to do than it can do would add losses that the tests did not order.

@@ -1,0 +1,50 @@
+# make demo   install into .venv, train on six node processes, kill two of them, check every bit
+# make test   everything below `check`, and all tests
+# make check  ruff, mypy --strict, the architecture test
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+
+.PHONY: help demo test check clean redis
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+
+demo: $(VENV)/installed
+	$(BIN)/ecstore demo
+
+test: check redis
+	$(BIN)/python -m ecstore.warmup
+	$(BIN)/python -m pytest
+
+check: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_architecture.py
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "ecstore needs Python 3.11 or later: make PYTHON=/path/to/python3.12 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV)"
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(PIP) -e '.[dev]'
+	@touch $@
+
+# One test measures beside Redis. Where it is missing and cannot be installed, that test says so and is skipped.
+redis:
+	@command -v redis-server >/dev/null \
+	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	       && export DEBIAN_FRONTEND=noninteractive \
+	       && apt-get -qq update && apt-get -qq install -y --no-install-recommends redis-server >/dev/null; } \
+	  || echo "redis-server is not here: the test that measures beside it will be skipped"
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

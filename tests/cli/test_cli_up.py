@@ -1,0 +1,89 @@
+"""`ecstore up` ends together with everything it has started, however it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import ecstore
+from ecstore.launcher.cluster import get_json
+from ecstore.launcher.processes import ProcessId, identify, is_running
+
+pytestmark = pytest.mark.cluster
+
+
+def up(folder: Path, *arguments: str) -> tuple[subprocess.Popen[str], dict]:
+    """A running `ecstore up` whose temporary files are in `folder`, and its report."""
+    report = folder / "up.json"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ecstore", "up", "--nodes=3", "--free-ports", f"--json={report}", *arguments],
+        env=os.environ | {"TMPDIR": str(folder)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 90
+    while not (report.exists() and report.stat().st_size):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return process, json.loads(report.read_text())
+
+
+def processes_of(launcher: int) -> list[ProcessId]:
+    """Every process that was started with --exit-with=launcher."""
+    shown = subprocess.run(["ps", "-ww", "-eo", "pid=,args="], capture_output=True, text=True, check=True).stdout
+    pids = [int(line.split()[0]) for line in shown.splitlines() if f"--exit-with={launcher}" in line.split()]
+    return [found for pid in pids if (found := identify(pid)) is not None]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_behind(tmp_path, number):
+    process, report = up(tmp_path)
+    try:
+        children = processes_of(process.pid)
+        assert len(children) == 5  # three nodes, admin, coordination
+        with ecstore.connect(report["nodes"]["n1"]) as store:
+            assert store.cluster_map.up_nodes() == ("n1", "n2", "n3")
+        assert Path(report["run_dir"]).is_dir()
+        process.send_signal(number)
+        output = process.communicate(timeout=30)[0]
+        assert process.returncode == (-signal.SIGKILL if number is signal.SIGKILL else 0), output
+        if number is signal.SIGKILL:  # now the others notice by themselves
+            deadline = time.monotonic() + 30
+            while any(is_running(child) for child in children) or Path(report["run_dir"]).exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        assert not any(is_running(child) for child in children)
+        assert list(tmp_path.glob("ecstore-*")) == []
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_run_directory_is_kept_and_belongs_to_one_cluster(tmp_path):
+    folder = tmp_path / "run"
+    process, report = up(tmp_path, f"--run-dir={folder}")
+    try:
+        assert report["run_dir"] == str(folder)
+        assert get_json(f"{report['admin']}/healthz", timeout=5.0)["status"] == "ok"
+        second = subprocess.run(
+            [sys.executable, "-m", "ecstore", "up", "--nodes=3", "--free-ports", f"--run-dir={folder}"],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert second.returncode == 2
+        assert "belongs to a running cluster" in second.stderr
+        process.send_signal(signal.SIGINT)
+        output = process.communicate(timeout=30)[0]
+        assert process.returncode == 0, output
+        assert "Ctrl-C ends the cluster" in output
+        assert {f"{name}.log" for name in ("n1", "n2", "n3", "admin", "coordination")} <= {
+            file.name for file in folder.iterdir()
+        }
+    finally:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,95 @@
+"""G6 fenced: a node that was paused, and declared down meanwhile, neither serves an old value nor acknowledges.
+
+Fails when a node trusts its old map or an expired lease after it wakes up.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from node_processes import NodeProcesses, keys_owned_by, newest_map, places, until, until_settled
+from parity_equation import rows_with_wrong_parity
+from raw_client import RawClient, codes_of, pull_request, push_request
+
+import ecstore
+from ecstore.launcher.nodes import NodeSettings
+
+CODE = "rs(3,2)"
+ROUTING_ERRORS = {"fenced", "not_owner", "not_ready"}
+ONES = np.ones((40, 4), np.float32)
+
+
+@pytest.mark.cluster
+def test_a_paused_node_wakes_up_and_is_nobody(tmp_path: Path) -> None:
+    with (
+        NodeProcesses(tmp_path, 6, NodeSettings(suspect_after_s=2.0)) as nodes,
+        ecstore.connect(nodes.address, timeout=60.0) as store,
+    ):
+        table = store.create_table("t", dim=4, optimizer=ecstore.SGD(lr=1.0), code=CODE, init=ecstore.Zeros())
+        until_settled(store, CODE)
+        everything = np.arange(3000)
+        table.push(everything, np.zeros((3000, 4), np.float32))
+        wanted = np.zeros((3000, 4), np.float32)
+        for victim in ("n1", "n2"):
+            pause_and_check(nodes, store, table, victim, wanted)
+            assert np.array_equal(table.pull(everything), wanted)
+            until_settled(store, CODE)
+            assert np.array_equal(table.pull(everything), wanted)
+            assert rows_with_wrong_parity(nodes.address, CODE)[0] == 0
+
+
+def pause_and_check(
+    nodes: NodeProcesses, store: ecstore.Store, table: ecstore.Table, victim: str, wanted: np.ndarray
+) -> None:
+    old = newest_map(store)
+    life, pid, table_id = old.nodes[victim].incarnation, nodes.pid(victim), old.tables["t"].id
+    mine = keys_owned_by(old, CODE, victim, np.arange(len(wanted)))
+    gids, indexes = places(old, CODE, mine)
+    gid, index = int(gids[0]), int(indexes[0])
+    keys = mine[(gids == gid) & (indexes == index)][:40]
+    grads = ONES[: keys.size]
+    clients = [RawClient(nodes.addresses[victim], cluster=nodes.cluster) for _ in range(4)]
+    try:
+        for client in clients:
+            assert codes_of(client.ask("pull", *pull_request(gid, index, table_id, keys))) == []
+        nodes.pause(victim)
+        sent = [(client, ask(client, n, gid, index, table_id, keys, grads)) for client in clients for n in range(3)]
+        table.push(keys, 5 * grads)  # through the substitute, once there is one: what the victim holds is old now
+        wanted[keys.astype(int)] -= 5
+        assert not newest_map(store).is_alive(victim, life)
+        nodes.resume(victim)
+        sent += [(client, ask(client, n, gid, index, table_id, keys, grads)) for client in clients for n in range(3, 6)]
+        for client, rids in sent:
+            for rid in rids:
+                check_refused(client, rid)
+        until(lambda: newest_map(store).nodes[victim].incarnation > life, "the node to join again")
+        assert nodes.pid(victim) == pid, "the same process, another life"
+    finally:
+        for client in clients:
+            client.socket.close()
+
+
+def ask(client: RawClient, number: int, gid: int, index: int, table_id: int, keys: np.ndarray, grads: np.ndarray) -> list[int]:
+    """A pull and a push by the old map, on an old connection; [] once that is closed."""
+    name = b"old-" + str(id(client)).encode()
+    try:
+        return [
+            client.send("pull", *pull_request(gid, index, table_id, keys)),
+            client.send("push", *push_request(name, gid, index, table_id, keys, grads, number + 1, previous=0)),
+        ]
+    except OSError:
+        return []
+
+
+def check_refused(client: RawClient, rid: int) -> None:
+    """No value, no acknowledgement: an error that sends the client to the newest map, or the end of the connection."""
+    try:
+        answer = client.reply(rid)
+    except OSError:
+        return
+    if answer is not None:
+        codes = codes_of(answer)
+        assert codes, f"the node answered {answer.kind} as if it still owned the shard"
+        assert set(codes) <= ROUTING_ERRORS, codes
