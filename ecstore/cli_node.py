@@ -29,6 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="coordination service (default %(default)s)",
     )
+    parser.add_argument(
+        "--advertise", metavar="HOST:PORT", help="address that others use (default: as it listens; needed on 0.0.0.0)"
+    )
     parser.add_argument("--cluster", metavar="NAME", help="refuse to join a cluster with another name")
     parser.add_argument("--exit-with", type=int, metavar="PID", help="end when this process has ended")
     NodeSettings.add_arguments(parser)
@@ -42,8 +45,10 @@ def run(options: argparse.Namespace) -> int:
     from ecstore.warmup import warm_up
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for address in (options.listen, options.coordination, options.advertise):
+        if address is not None:
+            parse_address(address)
     config = _config(options)
-    parse_address(config.listen)
     try:
         check_free([config.listen])
     except ConfigError as error:
@@ -65,7 +70,12 @@ def _config(options: argparse.Namespace) -> NodeConfig:
     if given.suspect_after_s is not None:
         chosen["suspect_after_s"] = chosen["lease_s"] = given.suspect_after_s
     return NodeConfig(
-        name=options.name, listen=options.listen, coordination=options.coordination, cluster=options.cluster, **chosen
+        name=options.name,
+        listen=options.listen,
+        advertise=options.advertise,
+        coordination=options.coordination,
+        cluster=options.cluster,
+        **chosen,
     )
 
 

@@ -95,7 +95,12 @@ class NodeProcesses:
         """Start nodes and return when the map has them all up, as lives it has not had before."""
         for name in names:
             command = node_command(
-                name, self.addresses[name], self.coordination, self._settings, cluster=self.cluster, exit_with=os.getpid()
+                name,
+                self.addresses[name],
+                self.coordination,
+                self._settings,
+                cluster=self.cluster,
+                exit_with=os.getpid(),
             )
             self._children[name] = spawn(command, self._folder / f"{name}.log")
         until(lambda: self._answering(names), f"nodes {names} to join (logs in {self._folder})")

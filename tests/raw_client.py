@@ -19,13 +19,21 @@ TIMEOUT_S = 30.0
 class RawClient:
     """Sends what it is told to; reads only when it is asked to. Use it as a context manager."""
 
-    def __init__(self, address: str, *, cluster: str | None = None, hello: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        cluster: str | None = None,
+        hello: dict[str, Any] | None = None,
+        introduce: bool = True,
+    ) -> None:
         """Connects and introduces itself as a client; `hello`: fields of the hello to be other than usual."""
         host, _, port = address.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), TIMEOUT_S)
         self._rids = itertools.count(1)
-        meta = Hello(role="client", cluster=cluster, name="raw").to_wire() | (hello or {})
-        self.send_frame("hello", 0, meta)
+        if introduce:
+            meta = Hello(role="client", cluster=cluster, name="raw").to_wire() | (hello or {})
+            self.send_frame("hello", 0, meta)
 
     def __enter__(self) -> RawClient:
         return self
@@ -88,7 +96,15 @@ class RawClient:
 
 
 def push_request(
-    client: bytes, gid: int, index: int, table_id: int, keys: Any, grads: Any, request_no: int, *, previous: int | None = None
+    client: bytes,
+    gid: int,
+    index: int,
+    table_id: int,
+    keys: Any,
+    grads: Any,
+    request_no: int,
+    *,
+    previous: int | None = None,
 ) -> tuple[dict[str, Any], list[Any]]:
     """Meta and bins of a push of float32 (n, dim) gradients to one data shard."""
     keys = np.asarray(keys, np.uint64)

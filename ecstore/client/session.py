@@ -202,6 +202,7 @@ class Session:
         for node_id, known in list(self._connections.items()):
             if known is conn:
                 del self._connections[node_id]
+                self.refresh_soon()  # others tell the next map, once we are connected to them
 
     async def close(self) -> None:
         """End every connection; returns when all sockets are closed, so that the loop may be closed next."""

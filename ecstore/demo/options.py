@@ -106,7 +106,7 @@ class DemoOptions:
             if seen >= _LOOK_AT_SAMPLES:
                 break
         distinct = len(np.unique(np.concatenate(keys))) if keys else 1
-        rows = distinct * (dataset.train_samples / max(1, seen)) ** 0.8  # new keys become rarer
+        rows: float = distinct * (dataset.train_samples / max(1, seen)) ** 0.8  # new keys become rarer
         code = Code.parse(self.code)
         # What the node held of the data is decoded, and the data shards of the parity it held are read.
         lost = (rows * _ROW_BYTES + _DENSE_BYTES) * (1 + code.m) / self.nodes

@@ -182,19 +182,23 @@ class LocalCluster:
                 problem = ConfigError if code == 2 else UnavailableError
                 raise problem(last_line(self.log(process)) or f"the {process} service ended with exit code {code}")
             if time.monotonic() > deadline:
+                logs = {file.stem: last_line(file) for file in sorted(self.run_dir.glob("*.log"))}
+                said = "; ".join(f"{name}: {line}" for name, line in logs.items() if line)
                 raise UnavailableError(
-                    f"{what} did not start within {START_TIMEOUT_S:g} s; see the logs in {self.run_dir}"
+                    f"{what} did not start within {START_TIMEOUT_S:g} s. Last lines of the logs: {said}"
                 )
             time.sleep(0.05)
 
     def _nodes_up(self) -> bool:
-        """True when the map has every node up. Raises the error of a node that cannot start."""
+        """True when the map has every node up. Raises the error of a node that could not start."""
         answer = get_json(f"{self.admin_url}/nodes", timeout=2.0)
         if answer is None:
             return False
         for node in answer["nodes"]:
-            if node["process"] == "exited" and node["exit_code"] == 2:
-                raise ConfigError(last_line(self.log(node["id"])) or f"node {node['id']} could not start")
+            if node["process"] == "exited" and node["exit_code"] is not None:
+                problem = ConfigError if node["exit_code"] == 2 else UnavailableError
+                said = last_line(self.log(node["id"])) or f"exit code {node['exit_code']}"
+                raise problem(f"node {node['id']} could not start: {said}")
         return len([node for node in answer["nodes"] if node["state"] == "up"]) >= self.options.nodes
 
     # -- while it runs ----------------------------------------------------------------------------------

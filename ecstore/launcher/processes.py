@@ -129,4 +129,4 @@ def last_line(log: Path) -> str:
         lines = log.read_text("utf-8", errors="replace").strip().splitlines()
     except OSError:
         return ""
-    return lines[-1].strip() if lines else ""
+    return lines[-1].strip().removeprefix("ecstore: ") if lines else ""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,11 +32,10 @@ F32 = NDArray[np.float32]
 Acknowledged = Callable[[EcstoreError | None], None]
 
 
-@dataclass(frozen=True, slots=True)
-class SinkKey:
+class SinkKey(NamedTuple):
     """One sink of a data shard: shard index within the group, and the life of the node that holds it."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # tuple.index is not missed here
     node: str
     incarnation: int
 

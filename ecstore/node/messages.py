@@ -7,8 +7,7 @@ parts do not fit together, so that nothing behind this door has to check sizes a
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +22,11 @@ Bins = list[NDArray[Any]]
 
 _EMPTY_U32 = np.empty(0, np.uint32)
 
+#: Types of the head of one delta, as `pack_deltas` writes it.
+_DELTA_HEAD = [int] * 11 + [bytes, int]
 
-@dataclass(frozen=True, slots=True)
-class Addressed:
+
+class Addressed(NamedTuple):
     """A delta frame on its way from data shard `src` of a group to sink `dst` (shard indexes)."""
 
     gid: int
@@ -62,17 +63,15 @@ def unpack_deltas(message: Frame) -> list[Addressed]:
     heads = message.meta.get("frames")
     if not isinstance(heads, list) or len(message.bins) != len(heads) + 2:
         raise FrameError("a deltas message needs one head and one bin per frame, and two bins of slots and keys")
-    try:
-        rows = [([int(field) for field in head[:11]], bytes(head[11]), int(head[12])) for head in heads]
-    except (TypeError, ValueError, IndexError) as error:
-        raise FrameError(f"malformed head in a deltas message: {error}") from None
-    small_total = sum(numbers[7] + numbers[9] + numbers[10] for numbers, _client, _request in rows)
-    small = message.bin(0, np.uint32, (small_total,))
-    keys = message.bin(1, np.uint64, (sum(numbers[9] for numbers, _client, _request in rows),))
+    for head in heads:
+        if not isinstance(head, list) or [type(field) for field in head] != _DELTA_HEAD:
+            raise FrameError("a delta's head is a list of 11 integers, the client's id in bytes and an integer")
+    small = message.bin(0, np.uint32, (sum(head[7] + head[9] + head[10] for head in heads),))
+    keys = message.bin(1, np.uint64, (sum(head[9] for head in heads),))
     result = []
     at = key_at = 0
-    for number, (numbers, client, request_no) in enumerate(rows):
-        gid, src, dst, subscription, acked, seq, table_id, n, row_bytes, new, freed = numbers
+    for number, head in enumerate(heads):
+        gid, src, dst, subscription, acked, seq, table_id, n, row_bytes, new, freed, client, request_no = head
         if min(gid, src, dst, n, new, freed) < 0 or row_bytes <= 0 or row_bytes % 8:
             raise FrameError("a delta's sizes must not be negative, and row_bytes is a positive multiple of 8")
         slots, new_slots, freed_slots = (

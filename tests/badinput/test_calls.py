@@ -56,7 +56,9 @@ def with_value(value: float) -> np.ndarray:
         ([1, 1], np.full((2, DIM), 3e38, np.float32), ecstore.NonFiniteError),  # their sum overflows
     ],
 )
-def test_a_wrong_push_is_refused_whole(table: ecstore.Table, ids: object, grads: object, error: type[Exception]) -> None:
+def test_a_wrong_push_is_refused_whole(
+    table: ecstore.Table, ids: object, grads: object, error: type[Exception]
+) -> None:
     with pytest.raises(error) as raised:
         table.push(ids, grads)  # type: ignore[arg-type]
     assert isinstance(raised.value, ecstore.InputError)
@@ -160,7 +162,9 @@ def test_a_code_wider_than_the_cluster(store: ecstore.Store, code: str) -> None:
     assert "wide" not in store.tables()
 
 
-@pytest.mark.parametrize("code", ["rs(200,56)", "rs(0,1)", "rs(1,-1)", "rs(2)", "replicate(0)", "banana", "", "rs(2,1) "])
+@pytest.mark.parametrize(
+    "code", ["rs(200,56)", "rs(0,1)", "rs(1,-1)", "rs(2)", "replicate(0)", "banana", "", "rs(2,1) "]
+)
 def test_a_code_that_is_none(store: ecstore.Store, code: str) -> None:
     try:
         store.create_table("odd", dim=2, optimizer=ecstore.SGD(lr=1.0), code=code)

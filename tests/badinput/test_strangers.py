@@ -62,5 +62,4 @@ def test_a_stranger_at_the_address_of_a_dead_node(tmp_path: Path) -> None:
 
 def push(table: ecstore.Table, value: float) -> None:
 
-
     table.push(np.arange(100), np.full((100, 2), value, np.float32))

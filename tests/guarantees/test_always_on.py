@@ -27,7 +27,8 @@ def test_every_key_is_served_while_nothing_is_swept(tmp_path: Path) -> None:
     ones = np.ones((KEYS, 8), np.float32)
     with NodeProcesses(tmp_path, 6, CRAWL) as nodes, ecstore.connect(nodes.address, timeout=60.0) as store:
         tables = [
-            store.create_table(f"t{seed}", dim=8, optimizer=ecstore.SGD(lr=1.0), code=CODE, seed=seed) for seed in (1, 2)
+            store.create_table(f"t{seed}", dim=8, optimizer=ecstore.SGD(lr=1.0), code=CODE, seed=seed)
+            for seed in (1, 2)
         ]
         until_settled(store, CODE)
         for table in tables:

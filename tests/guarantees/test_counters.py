@@ -28,6 +28,7 @@ CLIENTS = 4
 SHARED = 6000
 PRIVATE = 1500
 KEYS = SHARED + CLIENTS * PRIVATE
+Clients = list[subprocess.Popen[str]]
 SECONDS = float(os.environ.get("ECSTORE_TEST_SECONDS", "20"))
 
 
@@ -41,7 +42,7 @@ def start_client(number: int, address: str, output: Path) -> subprocess.Popen[st
     )  # fmt: skip
 
 
-def disturb(nodes: NodeProcesses, store: ecstore.Store, rng: random.Random, clients: list[subprocess.Popen[str]]) -> int:
+def disturb(nodes: NodeProcesses, store: ecstore.Store, rng: random.Random, clients: Clients) -> int:
     """Kill as many nodes as the code can bear just now, again and again, also while others are decoded. The kills."""
     kills, ends_at = 0, time.monotonic() + SECONDS
     while time.monotonic() < ends_at or not kills:
@@ -112,7 +113,9 @@ def check(found: np.ndarray, results: list) -> None:
     for key in different:
         maybe = unsure.get(key, [])
         assert len(maybe) < 12, "too many pushes timed out to tell"
-        chosen = itertools.product((0, 1), repeat=len(maybe))
         rest = -found[key] - total[key]
-        possible = any(np.array_equal(sum((b * g for b, g in zip(bits, maybe, strict=True)), np.zeros(DIM)), rest) for bits in chosen)
-        assert possible, f"key {key}: {found[key]}, acknowledged {-total[key]}, {len(maybe)} open; {len(different)} differ"
+        choices = itertools.product((0, 1), repeat=len(maybe))
+        sums = (sum((bit * grad for bit, grad in zip(bits, maybe, strict=True)), np.zeros(DIM)) for bits in choices)
+        assert any(np.array_equal(one, rest) for one in sums), (
+            f"key {key} is {found[key]}, acknowledged {-total[key]}, {len(maybe)} open; {len(different)} keys differ"
+        )

@@ -44,23 +44,23 @@ def pause_and_check(
     nodes: NodeProcesses, store: ecstore.Store, table: ecstore.Table, victim: str, wanted: np.ndarray
 ) -> None:
     old = newest_map(store)
-    life, pid, table_id = old.nodes[victim].incarnation, nodes.pid(victim), old.tables["t"].id
+    life, pid = old.nodes[victim].incarnation, nodes.pid(victim)
     mine = keys_owned_by(old, CODE, victim, np.arange(len(wanted)))
     gids, indexes = places(old, CODE, mine)
-    gid, index = int(gids[0]), int(indexes[0])
-    keys = mine[(gids == gid) & (indexes == index)][:40]
-    grads = ONES[: keys.size]
+    place = int(gids[0]), int(indexes[0]), old.tables["t"].id
+    keys = mine[(gids == gids[0]) & (indexes == indexes[0])][:40]
     clients = [RawClient(nodes.addresses[victim], cluster=nodes.cluster) for _ in range(4)]
     try:
         for client in clients:
-            assert codes_of(client.ask("pull", *pull_request(gid, index, table_id, keys))) == []
+            assert codes_of(client.ask("pull", *pull_request(*place, keys))) == []
         nodes.pause(victim)
-        sent = [(client, ask(client, n, gid, index, table_id, keys, grads)) for client in clients for n in range(3)]
-        table.push(keys, 5 * grads)  # through the substitute, once there is one: what the victim holds is old now
+        sent = [(client, ask(client, n, place, keys)) for client in clients for n in range(3)]
+        # Through the substitute, once there is one: what the victim holds is old now.
+        table.push(keys, 5 * ONES[: keys.size])
         wanted[keys.astype(int)] -= 5
         assert not newest_map(store).is_alive(victim, life)
         nodes.resume(victim)
-        sent += [(client, ask(client, n, gid, index, table_id, keys, grads)) for client in clients for n in range(3, 6)]
+        sent += [(client, ask(client, n, place, keys)) for client in clients for n in range(3, 6)]
         for client, rids in sent:
             for rid in rids:
                 check_refused(client, rid)
@@ -71,13 +71,13 @@ def pause_and_check(
             client.socket.close()
 
 
-def ask(client: RawClient, number: int, gid: int, index: int, table_id: int, keys: np.ndarray, grads: np.ndarray) -> list[int]:
+def ask(client: RawClient, number: int, place: tuple[int, int, int], keys: np.ndarray) -> list[int]:
     """A pull and a push by the old map, on an old connection; [] once that is closed."""
     name = b"old-" + str(id(client)).encode()
     try:
         return [
-            client.send("pull", *pull_request(gid, index, table_id, keys)),
-            client.send("push", *push_request(name, gid, index, table_id, keys, grads, number + 1, previous=0)),
+            client.send("pull", *pull_request(*place, keys)),
+            client.send("push", *push_request(name, *place, keys, ONES[: keys.size], number + 1, previous=0)),
         ]
     except OSError:
         return []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from node_processes import NodeProcesses, newest_map, until, until_settled
+from node_processes import NodeProcesses, until_active, until_settled
 from parity_equation import rows_with_wrong_parity
 
 import ecstore
@@ -24,8 +24,9 @@ STEPS = 60
 
 
 def tables_of(store) -> dict[str, object]:  # type: ignore[no-untyped-def]
+    options = {"code": CODE, "init": ecstore.Uniform(-1, 1)}
     return {
-        name: store.create_table(name, dim=3 + 2 * number, optimizer=optimizer, code=CODE, init=ecstore.Uniform(-1, 1), seed=number)
+        name: store.create_table(name, dim=3 + 2 * number, optimizer=optimizer, seed=number, **options)
         for number, (name, optimizer) in enumerate(OPTIMIZERS.items())
     }
 
@@ -49,7 +50,7 @@ def test_training_through_failures_gives_the_same_bits(six: NodeProcesses, store
     events = {
         10: lambda: six.kill("n1"),
         12: lambda: six.kill("n4"),  # while n1 is being decoded
-        30: lambda: (until_active_again(store), six.start("n1", "n4")),
+        30: lambda: (until_active(store, CODE), six.start("n1", "n4")),
         45: lambda: (until_settled(store, CODE), six.kill("n2", "n3")),
     }
     for number in range(STEPS):
@@ -62,14 +63,8 @@ def test_training_through_failures_gives_the_same_bits(six: NodeProcesses, store
     comparison = compare_stores(store, local, OPTIMIZERS)
     assert comparison.equal, comparison.describe()
     assert comparison.rows > 1000
-    until_active_again(store)
+    until_active(store, CODE)
     assert compare_stores(store, local, OPTIMIZERS).equal, "after the last row was decoded"
     assert rows_with_wrong_parity(six.address, CODE)[0] == 0
     for name in OPTIMIZERS:
         store.drop_table(name)
-
-
-def until_active_again(store: ecstore.Store) -> None:
-    until(
-        lambda: all(s.state == "active" for g in newest_map(store).groups_of(CODE) for s in g.shards), "recovery"
-    )
