@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -28,9 +27,6 @@ COMMANDS: Final = {
     "coordination": "run the coordination service",
 }
 
-#: Commands that do linear algebra in their own process.
-COMPUTING: Final = ("demo", "train", "bench")
-
 
 class _Terminated(BaseException):
     """SIGTERM: clean up as after Ctrl-C."""
@@ -40,8 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     command = given[0] if given and given[0] in COMMANDS else None
-    if limit_threads() and command in COMPUTING and arguments is None and "numpy" in sys.modules:
-        os.execv(sys.executable, [sys.executable, "-m", "ecstore", *given])  # begin again, with the limit in force
+    limit_threads()
     parser = argparse.ArgumentParser(
         prog="ecstore",
         description="An in-memory, erasure-coded embedding store for recommendation-model training.",

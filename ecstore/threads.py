@@ -12,11 +12,7 @@ SINGLE_THREADED: Final[Mapping[str, str]] = dict.fromkeys(
 )
 
 
-def limit_threads() -> bool:
-    """Ask for one thread, unless the environment asks for something else; True when that has changed it.
-
-    No effect in this process once NumPy is imported.
-    """
-    missing = [name for name in SINGLE_THREADED if name not in os.environ]
-    os.environ.update({name: SINGLE_THREADED[name] for name in missing})
-    return bool(missing)
+def limit_threads() -> None:
+    """Ask for one thread, unless the environment asks for something else. No effect once NumPy is imported."""
+    for name, count in SINGLE_THREADED.items():
+        os.environ.setdefault(name, count)
