@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ecstore import codec
 from ecstore.client.session import Session
-from ecstore.clustermap import Group, Table
+from ecstore.cluster.map import Group, Table
 from ecstore.errors import EcstoreError, TimeoutError
 
 #: Bytes of one shard that are read at a time.

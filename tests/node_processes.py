@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import ecstore
-from ecstore.clustermap import ClusterMap, parse_code
+from ecstore.cluster.map import ClusterMap, parse_code
 from ecstore.errors import EcstoreError
 from ecstore.hashing import shard_of
 from ecstore.launcher.nodes import NodeSettings, node_command

@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 
 import ecstore.aio
-from ecstore.clustermap import Group, parse_code
+from ecstore.cluster.map import Group, parse_code
 from ecstore.codec import encode
 
 TIMEOUT_S = 30.0

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from fastapi import FastAPI, HTTPException, Path, Query
 
 import ecstore
-from ecstore.clustermap import ClusterMap
+from ecstore.cluster.map import ClusterMap
 from ecstore.errors import EcstoreError
 from ecstore_admin import models, problems
 from ecstore_admin.observer import Observer
@@ -133,7 +133,7 @@ def cluster_of(current: ClusterMap, coordination: str) -> dict[str, Any]:
 
 def ring_of(current: ClusterMap) -> dict[str, Any]:
     """The answer of GET /ring."""
-    from ecstore.placement import VIRTUAL_NODES
+    from ecstore.cluster.placement import VIRTUAL_NODES
 
     groups = [
         {

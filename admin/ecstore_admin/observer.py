@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import ecstore.aio
-from ecstore.clustermap import ClusterMap
+from ecstore.cluster.map import ClusterMap
 from ecstore.errors import EcstoreError, UnavailableError
 
 #: Between two looks at the cluster, and the age up to which an answer is given without a new look.

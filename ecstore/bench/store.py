@@ -20,7 +20,7 @@ import ecstore
 from ecstore.bench.loopback_peer import Loopback, loopback
 from ecstore.bench.redis_peer import redis_server
 from ecstore.bench.report import Record, Report, interleaved, machine, throughput, throughput_beside
-from ecstore.clustermap import parse_code
+from ecstore.cluster.map import parse_code
 from ecstore.errors import ConfigError, EcstoreError
 from ecstore.launcher import local_cluster
 

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ecstore.client import store as aio
 from ecstore.client.store import TIMEOUT_S, Ack
-from ecstore.clustermap import ClusterMap
+from ecstore.cluster.map import ClusterMap
 from ecstore.optim import Optimizer
 from ecstore.routing import Ids
 from ecstore.tables import Initializer, TableSpec

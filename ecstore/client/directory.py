@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ecstore.clustermap import ClusterMap, Group, parse_code
+from ecstore.cluster.map import ClusterMap, Group, parse_code
 
 
 @dataclass(frozen=True, slots=True)

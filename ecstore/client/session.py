@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ecstore.clustermap import ClusterMap
+from ecstore.cluster.map import ClusterMap
 from ecstore.errors import (
     EcstoreError,
     InputError,

@@ -19,8 +19,8 @@ from ecstore import buffers, optim
 from ecstore.client.directory import Directory
 from ecstore.client.lanes import MAX_MESSAGE_BYTES, Batch, Item, Pusher
 from ecstore.client.session import Session
-from ecstore.clustermap import ClusterMap, Group, parse_code
-from ecstore.clustermap import Table as TableEntry
+from ecstore.cluster.map import ClusterMap, Group, parse_code
+from ecstore.cluster.map import Table as TableEntry
 from ecstore.errors import (
     CapacityError,
     DataLossError,

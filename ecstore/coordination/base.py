@@ -2,7 +2,7 @@
 
 A backend decides nothing. It holds the newest map, replaces it by compare-and-swap, tells everybody about
 the new one, and remembers when it last heard from each node. What the next map is,
-`ecstore.transitions.next_map` says.
+`ecstore.cluster.transitions.next_map` says.
 
 While the backend cannot be reached, membership is frozen: `available` is False, `compare_and_swap`, `get`
 and `propose` raise `UnavailableError`, and the newest map seen stays in force. Nothing here raises out of
@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from ecstore.clustermap import ClusterMap
-from ecstore.transitions import Event
+from ecstore.cluster.map import ClusterMap
+from ecstore.cluster.transitions import Event
 
 #: Compare-and-swap rounds of one `propose`. Every lost round means that somebody else's event went in, so
 #: losing this often takes more simultaneous proposers than a cluster has nodes to lose at once.

@@ -13,7 +13,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from ecstore.clustermap import ClusterMap
+from ecstore.cluster.map import ClusterMap
+from ecstore.cluster.transitions import Event, next_map
 from ecstore.coordination.base import MAX_PROPOSE_ROUNDS
 from ecstore.coordination.mapfile import pack_map, unpack_map
 from ecstore.coordination.service import LIMITS
@@ -28,7 +29,6 @@ from ecstore.errors import (
     UnavailableError,
     WrongClusterError,
 )
-from ecstore.transitions import Event, next_map
 from ecstore.transport import Connection, Frame, Hello, PassiveHandler, connect
 
 logger = logging.getLogger("ecstore.coordination")

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgpack
 
-from ecstore.clustermap import ClusterMap
+from ecstore.cluster.map import ClusterMap
 from ecstore.errors import ConfigError, FrameError, FrameTooLargeError
 
 #: Largest map in bytes: MAX_GROUPS groups of the widest common codes stay below it.

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ecstore.clustermap import MAX_NODES, ClusterMap, empty_map
+from ecstore.cluster.map import MAX_NODES, ClusterMap, empty_map
 from ecstore.coordination.mapfile import MAX_MAP_BYTES, pack_map, read_map_file, unpack_map, write_map_file
 from ecstore.errors import (
     CapacityError,

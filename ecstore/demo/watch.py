@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import ecstore
-from ecstore.clustermap import ClusterMap
+from ecstore.cluster.map import ClusterMap
 
 PAUSE_S: Final = 0.002
 

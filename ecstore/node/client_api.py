@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ecstore import buffers, limits
-from ecstore.clustermap import Table
+from ecstore.cluster.map import Table
 from ecstore.errors import (
     CapacityError,
     EcstoreError,

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ecstore import limits
-from ecstore.clustermap import Group
+from ecstore.cluster.map import Group
 from ecstore.errors import (
     DataLossError,
     EcstoreError,

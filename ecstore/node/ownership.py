@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from ecstore.clustermap import ClusterMap, Group, Shard
+from ecstore.cluster.map import ClusterMap, Group, Shard
 from ecstore.errors import DataLossError, EcstoreError, NotOwnerError
 from ecstore.node import builder, takeover
 from ecstore.node.data_shard import DataShard, SinkKey

@@ -20,10 +20,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ecstore.clustermap import ClusterMap
+from ecstore.cluster.map import ClusterMap
+from ecstore.cluster.transitions import NodeDown
 from ecstore.errors import EcstoreError, UnavailableError
 from ecstore.node.runtime import Runtime
-from ecstore.transitions import NodeDown
 from ecstore.transport import Connection, Handler, Hello, connect
 from ecstore.wire import Frame
 

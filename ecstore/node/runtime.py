@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ecstore import limits
-from ecstore.clustermap import ClusterMap, Group, Table, empty_map
+from ecstore.cluster.map import ClusterMap, Group, Table, empty_map
 from ecstore.coordination.base import Coordination
 from ecstore.errors import CapacityError, DataLossError, EcstoreError, FencedError, NotReadyError
 from ecstore.node.config import NodeConfig

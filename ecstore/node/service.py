@@ -15,7 +15,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from ecstore.clustermap import ClusterMap
+from ecstore.cluster.map import ClusterMap
+from ecstore.cluster.transitions import CreateTable, Drain, DropTable, NodeJoin
 from ecstore.coordination.base import Coordination
 from ecstore.errors import (
     CapacityError,
@@ -34,7 +35,6 @@ from ecstore.node.peers import Peers
 from ecstore.node.runtime import Runtime
 from ecstore.node.streams import DeltaStreams
 from ecstore.tables import TableSpec
-from ecstore.transitions import CreateTable, Drain, DropTable, NodeJoin
 from ecstore.transport import Connection, Hello, Server, parse_address
 from ecstore.wire import Frame
 

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ecstore import limits
-from ecstore.clustermap import Group
+from ecstore.cluster.map import Group
+from ecstore.cluster.transitions import ShardReady
 from ecstore.errors import (
     DataLossError,
     EcstoreError,
@@ -41,7 +42,6 @@ from ecstore.node.pacing import Pacer
 from ecstore.node.recovery import Recovery
 from ecstore.node.runtime import OwnedData, Runtime
 from ecstore.node.sink_shard import Applied, SinkShard, TableSnapshot
-from ecstore.transitions import ShardReady
 from ecstore.wire import Frame
 
 RETRY_S = 0.02

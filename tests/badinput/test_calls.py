@@ -279,7 +279,7 @@ def test_wrong_options_of_calls(store: ecstore.Store, table: ecstore.Table) -> N
 
 def test_addresses_that_lead_nowhere(three: object) -> None:
     with pytest.raises(ecstore.UnavailableError):
-        ecstore.connect("127.0.0.1:1", timeout=1.0)
+        ecstore.connect("127.0.0.1:1", timeout=0.2)
     for address in ("", "nonsense", "127.0.0.1:notaport", "127.0.0.1:70000"):
         with pytest.raises(ecstore.EcstoreError):
-            ecstore.connect(address, timeout=1.0)
+            ecstore.connect(address, timeout=0.2)

@@ -98,7 +98,7 @@ def test_as_a_module_with_the_threads_of_linear_algebra_limited():
 
 
 def test_json_reports_know_no_nan(tmp_path):
-    from ecstore.cli_output import Output
+    from ecstore.cli.output import Output
 
     file = tmp_path / "report.json"
     Output(str(file)).report({"auc": float("nan"), "list": [1.5, float("inf")], 3: None})

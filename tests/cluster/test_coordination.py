@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from ecstore.clustermap import ClusterMap, empty_map
+from ecstore.cluster.map import ClusterMap, empty_map
+from ecstore.cluster.transitions import CreateTable, NodeDown, NodeJoin, next_map
 from ecstore.coordination import CoordinationService, EmbeddedCoordination
 from ecstore.coordination.mapfile import pack_map, read_map_file, write_map_file
 from ecstore.errors import (
@@ -29,7 +30,6 @@ from ecstore.errors import (
 )
 from ecstore.optim import SGD
 from ecstore.tables import TableSpec, Zeros
-from ecstore.transitions import CreateTable, NodeDown, NodeJoin, next_map
 from ecstore.transport import Hello, PassiveHandler, connect
 
 

@@ -9,12 +9,9 @@ from dataclasses import replace
 import msgpack
 import pytest
 
-from ecstore.clustermap import ClusterMap, Group, empty_map
-from ecstore.errors import CodeError, ConfigError, FrameError, TableExistsError, UnknownTableError
-from ecstore.moves import MAX_JOINS_PER_NODE, plan_moves
-from ecstore.optim import SGD
-from ecstore.tables import TableSpec, Zeros
-from ecstore.transitions import (
+from ecstore.cluster.map import ClusterMap, Group, empty_map
+from ecstore.cluster.moves import MAX_JOINS_PER_NODE, plan_moves
+from ecstore.cluster.transitions import (
     CreateTable,
     Drain,
     DropTable,
@@ -26,6 +23,9 @@ from ecstore.transitions import (
     check_invariants,
     next_map,
 )
+from ecstore.errors import CodeError, ConfigError, FrameError, TableExistsError, UnknownTableError
+from ecstore.optim import SGD
+from ecstore.tables import TableSpec, Zeros
 
 
 def spec(name: str = "t", code: str = "rs(3,2)", dim: int = 8) -> TableSpec:

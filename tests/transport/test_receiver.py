@@ -9,7 +9,7 @@ import pytest
 
 from ecstore import wire
 from ecstore.errors import FrameTooLargeError
-from ecstore.transport_receiver import DIRECT_ABOVE_BYTES, SCRATCH_BYTES, FrameReceiver
+from ecstore.transport.receiver import DIRECT_ABOVE_BYTES, SCRATCH_BYTES, FrameReceiver
 
 
 def feed(receiver: FrameReceiver, stream: bytes, sizes) -> list[wire.Frame]:

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from ecstore.clustermap import ClusterMap, Group, Node, Shard, Table, parse_code
-from ecstore.placement import ring_of
+from ecstore.cluster.map import ClusterMap, Group, Node, Shard, Table, parse_code
+from ecstore.cluster.placement import ring_of
 
 
 class Loads:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from ecstore.threads import limit_threads
 
-#: Sub-command -> what it does, in one line. Its module is `ecstore.cli_<name>`.
+#: Sub-command -> what it does, in one line. Its module is `ecstore.cli.<name>`.
 COMMANDS: Final = {
     "demo": "train a model on a cluster, kill nodes meanwhile, prove that nothing was lost",
     "up": "start a cluster on this machine and keep it running until Ctrl-C",
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, summary in COMMANDS.items():
         sub = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
         if name == command:
-            module = importlib.import_module(f"ecstore.cli_{name}")
+            module = importlib.import_module(f"ecstore.cli.{name}")
             module.add_arguments(sub)
     options = parser.parse_args(given)
     if options.version:

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ecstore.errors import CapacityError, EcstoreError, UnavailableError
-from ecstore.transport_errors import error_to_wire
-from ecstore.transport_hello import Hello
-from ecstore.transport_limits import ConnectionLimits
-from ecstore.transport_requests import Gate, OnReply, RequestTable, timeout_error
-from ecstore.transport_stream import FrameStream
+from ecstore.transport.errors import error_to_wire
+from ecstore.transport.hello import Hello
+from ecstore.transport.limits import ConnectionLimits
+from ecstore.transport.requests import Gate, OnReply, RequestTable, timeout_error
+from ecstore.transport.stream import FrameStream
 from ecstore.wire import Buffer, Frame, encode
 
 logger = logging.getLogger("ecstore.transport")

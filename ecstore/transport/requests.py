@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ecstore.errors import EcstoreError, TimeoutError
-from ecstore.transport_errors import error_from_wire
+from ecstore.transport.errors import error_from_wire
 from ecstore.wire import Frame
 
 OnReply = Callable[[Frame | EcstoreError], None]

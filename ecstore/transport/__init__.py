@@ -1,21 +1,21 @@
 """Connections between peers: frames over TCP, requests and replies, deadlines, bounds.
 
-The parts: `transport_hello` (who is at the other end), `transport_connection` (one connection),
-`transport_server` (accepts them), `transport_pool` (opens them), `transport_limits` (settings),
-`transport_loop` (uvloop or asyncio). Import from here.
+The parts: `transport.hello` (who is at the other end), `transport.connection` (one connection),
+`transport.server` (accepts them), `transport.pool` (opens them), `transport.limits` (settings),
+`transport.loop` (uvloop or asyncio). Import from here.
 """
 
 from __future__ import annotations
 
 from ecstore.errors import EcstoreError, ProtocolError
-from ecstore.transport_connection import Connection, Handler
-from ecstore.transport_hello import Hello, Role
-from ecstore.transport_limits import DEFAULT_LIMITS, ConnectionLimits
-from ecstore.transport_loop import install_uvloop, new_event_loop, run
-from ecstore.transport_pool import PeerPool, connect
-from ecstore.transport_requests import OnReply
-from ecstore.transport_server import MAX_CONNECTIONS, Server, ServerStatistics
-from ecstore.transport_sockets import parse_address
+from ecstore.transport.connection import Connection, Handler
+from ecstore.transport.hello import Hello, Role
+from ecstore.transport.limits import DEFAULT_LIMITS, ConnectionLimits
+from ecstore.transport.loop import install_uvloop, new_event_loop, run
+from ecstore.transport.pool import PeerPool, connect
+from ecstore.transport.requests import OnReply
+from ecstore.transport.server import MAX_CONNECTIONS, Server, ServerStatistics
+from ecstore.transport.sockets import parse_address
 from ecstore.wire import Frame
 
 __all__ = [

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ecstore.errors import EcstoreError, TimeoutError, UnavailableError
-from ecstore.transport_connection import Connection, Endpoint, Handler
-from ecstore.transport_hello import Hello, check_cluster
-from ecstore.transport_limits import DEFAULT_LIMITS, ConnectionLimits
-from ecstore.transport_sockets import parse_address
+from ecstore.transport.connection import Connection, Endpoint, Handler
+from ecstore.transport.hello import Hello, check_cluster
+from ecstore.transport.limits import DEFAULT_LIMITS, ConnectionLimits
+from ecstore.transport.sockets import parse_address
 
 #: Pause after a first failed attempt and the longest one, in seconds; doubled from one failure to the next.
 BACKOFF_FIRST = 0.05

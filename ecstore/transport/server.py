@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ecstore.errors import CapacityError, ConfigError, EcstoreError, UnavailableError
-from ecstore.transport_connection import Connection, Endpoint, Handler
-from ecstore.transport_hello import Hello, check_cluster, check_token
-from ecstore.transport_limits import DEFAULT_LIMITS, ConnectionLimits
-from ecstore.transport_sockets import format_address
+from ecstore.transport.connection import Connection, Endpoint, Handler
+from ecstore.transport.hello import Hello, check_cluster, check_token
+from ecstore.transport.limits import DEFAULT_LIMITS, ConnectionLimits
+from ecstore.transport.sockets import format_address
 
 #: Sockets of one process: some hundred nodes and clients; each may cost a 64 KiB buffer and what its frames
 #: hold.

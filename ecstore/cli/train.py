@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ecstore.cli_output import Output, add_json_argument
+from ecstore.cli.output import Output, add_json_argument
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

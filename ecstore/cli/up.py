@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from ecstore.cli_output import Output, add_json_argument
+from ecstore.cli.output import Output, add_json_argument
 from ecstore.launcher.nodes import NodeSettings
 
 

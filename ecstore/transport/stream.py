@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from ecstore.errors import BY_CODE, EcstoreError, FrameError, ProtocolError, UnavailableError
-from ecstore.transport_errors import MAX_MESSAGE_LENGTH, error_from_wire, error_to_wire
-from ecstore.transport_hello import Hello
-from ecstore.transport_limits import MAX_HELLO_BYTES, ConnectionLimits
-from ecstore.transport_receiver import SCRATCH_BYTES, FrameReceiver
-from ecstore.transport_sockets import format_address, tune_socket
-from ecstore.transport_writer import FrameWriter
+from ecstore.transport.errors import MAX_MESSAGE_LENGTH, error_from_wire, error_to_wire
+from ecstore.transport.hello import Hello
+from ecstore.transport.limits import MAX_HELLO_BYTES, ConnectionLimits
+from ecstore.transport.receiver import SCRATCH_BYTES, FrameReceiver
+from ecstore.transport.sockets import format_address, tune_socket
+from ecstore.transport.writer import FrameWriter
 from ecstore.wire import Buffer, Chunk, Frame, encode
 
 #: The code of a bye that means no harm; others are codes of errors.

@@ -17,8 +17,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
-from ecstore.clustermap import ClusterMap, Group, Shard, parse_code
-from ecstore.mapdraft import Draft
+from ecstore.cluster.draft import Draft
+from ecstore.cluster.map import ClusterMap, Group, Shard, parse_code
 
 #: Joins that one node takes part in at once as the target, and as many as the source. Two keep both ends busy
 #: (one shard's bookkeeping overlaps another's copying); more would only slow each other and the pushes.

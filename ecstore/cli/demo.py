@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ecstore.cli_output import Output, add_json_argument
+from ecstore.cli.output import Output, add_json_argument
 from ecstore.launcher.nodes import NodeSettings
 
 

@@ -14,7 +14,7 @@ a dict.
     Drain          nothing new goes to the node, its shards move away
     NodeRemove     a node without shards leaves
 
-After each change the moves of `ecstore.moves.plan_moves` begin, in the same epoch.
+After each change the moves of `ecstore.cluster.moves.plan_moves` begin, in the same epoch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from dataclasses import dataclass, replace
 from functools import singledispatch
 from typing import TypeAlias
 
-from ecstore.clustermap import (
+from ecstore.cluster.draft import Draft
+from ecstore.cluster.map import (
     MAX_GROUPS,
     MAX_NODES,
     MAX_TABLES,
@@ -35,11 +36,10 @@ from ecstore.clustermap import (
     Table,
     parse_code,
 )
+from ecstore.cluster.moves import plan_moves
+from ecstore.cluster.placement import group_count, place_groups, ring_of
 from ecstore.codec.code import Code
 from ecstore.errors import CapacityError, CodeError, ConfigError, TableExistsError, UnknownTableError
-from ecstore.mapdraft import Draft
-from ecstore.moves import plan_moves
-from ecstore.placement import group_count, place_groups, ring_of
 from ecstore.tables import TableSpec
 
 

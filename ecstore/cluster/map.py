@@ -1,6 +1,6 @@
 """The cluster map: who is alive, who owns which shard, which tables exist. One immutable value per epoch.
 
-Nothing in here changes anything: `ecstore.transitions.next_map` makes the next map out of a map and an event.
+Nothing in here changes anything: `ecstore.cluster.transitions.next_map` makes the next map out of a map and an event.
 
 Routing rule (clients and nodes must agree on it, bit for bit). Let C be the code of a table, `groups_of(C)`
 its groups in order, G their number and k the data shards of C. A key belongs to data shard number `s =

@@ -1,0 +1,1 @@
+"""The cluster map and what changes it: placement on the ring, transitions, moves. Pure."""
