@@ -158,15 +158,17 @@ def summary(report: dict[str, Any]) -> list[str]:
 
 def _kill_line(kill: dict[str, Any]) -> str:
     line = (
-        f"  {kill['node']} killed at batch {kill['at_batch']}: noticed after {_figure(kill['detected_ms'])} ms, first "
-        f"row decoded after {_figure(kill['first_decoded_row_ms'])} ms, whole after {_figure(kill['recovered_ms'])} ms "
+        f"  {kill['node']} killed at batch {kill['at_batch']}"
+        + (", while another was being decoded" if kill["while_another_was_decoded"] else "")
+        + f": noticed after {_figure(kill['detected_ms'])} ms, first row decoded after "
+        f"{_figure(kill['first_decoded_row_ms'])} ms, whole after {_figure(kill['recovered_ms'])} ms "
         f"({kill['rows_decoded']:,} rows decoded, {kill['rows_on_demand']:,} of them on demand)"
     )
-    if kill["while_another_was_decoded"]:
-        line += ", while another was being decoded"
     if kill["at_risk_seen"]:
         ended = kill["at_risk_ended_ms"]
-        line += ", at risk " + ("since" if ended is None else f"until {_figure(ended)} ms")
+        line += "; too few nodes left for every shard to have its own" + (
+            "" if ended is None else f" (at risk) until {_figure(ended)} ms"
+        )
     return line
 
 

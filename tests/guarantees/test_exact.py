@@ -80,10 +80,11 @@ def test_rows_are_decoded_at_one_moment_while_others_change(six: NodeProcesses, 
     at the same moment by themselves, and only a decode at a cut gets the lost rows right.
     """
     code = "rs(3,2)"
-    table = store.create_table("busy", dim=4, optimizer=ecstore.SGD(lr=1.0), code=code, init=ecstore.Zeros())
+    dim = 96  # wide rows: the background takes its time, and most rows are decoded while the pushes are in full swing
+    table = store.create_table("busy", dim=dim, optimizer=ecstore.SGD(lr=1.0), code=code, init=ecstore.Zeros())
     rng = np.random.default_rng(5)
     everything = np.arange(KEYS, dtype=np.uint64)
-    table.push(everything, rng.integers(-9, 9, (KEYS, 4)).astype(np.float32))
+    table.push(everything, rng.integers(-9, 9, (KEYS, dim)).astype(np.float32))
     until_settled(store, code)
     victims = ("n2", "n5")
     lost = np.concatenate([keys_owned_by(store.cluster_map, code, victim, everything) for victim in victims])
@@ -92,7 +93,7 @@ def test_rows_are_decoded_at_one_moment_while_others_change(six: NodeProcesses, 
     stop, failures = threading.Event(), []
 
     def push_on(ack: str) -> None:
-        grads = np.ones((neighbours.size, 4), np.float32)
+        grads = np.ones((neighbours.size, dim), np.float32)
         with ecstore.connect(six.address, timeout=60.0) as mine:
             same = mine.table("busy")
             try:
