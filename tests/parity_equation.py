@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import numpy as np
 
 import ecstore.aio
 from ecstore.cluster.map import Group, parse_code
 from ecstore.codec import encode
+from ecstore.errors import EcstoreError
 
 TIMEOUT_S = 30.0
 
@@ -19,11 +21,23 @@ def rows_with_wrong_parity(address: str, code: str) -> tuple[int, int]:
     async def run() -> tuple[int, int]:
         async with await ecstore.aio.connect(address) as store:
             await store.tables()
-            groups = [group for group in store.cluster_map.groups_of(code) if not group.lost]
-            found = [await _check(store, group) for group in groups]
+            found = [await _check_now(store, g.gid) for g in store.cluster_map.groups_of(code) if not g.lost]
             return sum(bad for bad, _ in found), sum(compared for _, compared in found)
 
     return asyncio.run(run())
+
+
+async def _check_now(store: ecstore.aio.Store, gid: int) -> tuple[int, int]:
+    """Check one group; again when a shard of it has moved meanwhile."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        try:
+            return await _check(store, store.cluster_map.groups[gid])
+        except EcstoreError as error:
+            if not error.retryable or time.monotonic() > deadline:
+                raise
+        await asyncio.sleep(0.1)
+        await store.tables()
 
 
 async def _check(store: ecstore.aio.Store, group: Group) -> tuple[int, int]:

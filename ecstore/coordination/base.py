@@ -46,7 +46,9 @@ class Coordination(Protocol):
         """Whether the backend said that the session's life of the node has been declared down."""
 
     async def get(self) -> ClusterMap:
-        """The newest map, asked for now. `UnavailableError` while the backend cannot be reached."""
+        """The newest map, asked for now. `UnavailableError` while the backend cannot be reached; the error of the
+        backend when it refuses us (`WrongClusterError`, `VersionMismatchError`, `AuthError`).
+        """
 
     async def compare_and_swap(self, old_epoch: int, new: ClusterMap) -> bool:
         """Replace the map if its epoch is `old_epoch`; whether it was. Durable when it returns True.

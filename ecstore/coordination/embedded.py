@@ -84,7 +84,8 @@ class EmbeddedCoordination(PassiveHandler):
 
     async def start(self, timeout_s: float | None = None) -> None:
         """Begin to connect, for ever. With `timeout_s`, wait for the first connection and raise
-        `UnavailableError` when there is none by then (attempts go on until `close`).
+        `UnavailableError` when there is none by then, or the error with which the service refused us
+        (another cluster, version or token). Attempts go on until `close`.
         """
         if self._closed:
             raise UnavailableError("this access to the coordination service is closed; make a new one")

@@ -160,7 +160,7 @@ async def test_a_swap_that_makes_no_sense_is_refused() -> None:
 
 async def test_the_wrong_cluster_is_told_apart() -> None:
     async with service() as running, access(running.address, cluster="other", wait=False) as lost:
-        with pytest.raises(UnavailableError, match="'test'"):
+        with pytest.raises(WrongClusterError, match="'test'"):
             await lost.start(0.3)
         assert not lost.available
 

@@ -70,7 +70,7 @@ def test_pushes_wait_for_a_parity_node_and_do_not_pile_up(nodes: NodeProcesses, 
         table.push(single, ones[:1], ack="local", timeout=30.0)  # promises less, so it need not wait
         # 10 clients x 64 pushes x 0.5 MiB: 320 MiB on their way at once, for a node that may apply 32 MiB of them.
         futures = [client.table("flood").push_async(flooded, ones) for client in clients for _ in range(64)]
-        done, _waiting = wait(futures, timeout=5.0)
+        done, _waiting = wait(futures, timeout=3.0)
         grown = nodes.rss_bytes(owner) - before
         assert not done, "acknowledged without the parity node"
         assert grown < BOUND, f"the node grew by {grown / MIB:.0f} MiB"

@@ -23,8 +23,8 @@ KEYS = 6000
 def fill(store: ecstore.Store, code: str, rng: np.random.Generator) -> list[ecstore.Table]:
     """Two tables with optimizer state that differs from row to row."""
     tables = [
-        store.create_table(f"adagrad {code}", dim=7, optimizer=ecstore.Adagrad(lr=0.1), code=code, seed=3),
-        store.create_table(f"adam {code}", dim=5, optimizer=ecstore.Adam(lr=0.01), code=code, seed=4),
+        store.create_table(f"adagrad {code}", dim=47, optimizer=ecstore.Adagrad(lr=0.1), code=code, seed=3),
+        store.create_table(f"adam {code}", dim=25, optimizer=ecstore.Adam(lr=0.01), code=code, seed=4),
     ]
     for table, _round in itertools.product(tables, range(3)):
         keys = rng.choice(KEYS, KEYS // 2, replace=False)
@@ -54,9 +54,9 @@ def test_lost_rows_come_back_bit_for_bit(six: NodeProcesses, store: ecstore.Stor
     for table, (_whole, weights) in zip(tables, before, strict=True):
         some = rng.choice(KEYS, 500, replace=False)
         assert np.array_equal(table.pull(some).view(np.uint32), weights[some].view(np.uint32)), "pulled on demand"
-    assert rows_on_demand(store, killed_at) > 0, "nothing was decoded on demand: the test did not test it"
     for table, (whole, _weights) in zip(tables, before, strict=True):
         assert_same(table.export(state=True), whole)
+    assert rows_on_demand(store, killed_at) > 0, "nothing was decoded on demand: the test did not test it"
 
     until_active(store, code)
     for table, (whole, weights) in zip(tables, before, strict=True):
