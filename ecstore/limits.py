@@ -46,6 +46,12 @@ MAX_DELTA_BYTES = 64 * MIB
 #: under a millisecond of work, so that neither the loop nor the deltas behind a block wait long.
 BLOCK_SLOTS = 1024
 
+#: Rows of one decode: what each other shard of the group reads, and sends in one frame.
+MAX_DECODE_BYTES = 64 * MIB
+
+#: Rows of one reply; checked before memory is taken for it. Below the largest frame, above a block of the widest rows.
+MAX_REPLY_BYTES = 240 * MIB
+
 #: Blocks that one sink has asked of one source and not yet received.
 MAX_BLOCKS_IN_FLIGHT = 4
 

@@ -381,7 +381,9 @@ class Store:
                     "when they are summed; nothing was applied. Skip the batch or clip the gradients"
                 )
             payload = payload.view(np.uint8)
-            for group, index, start, stop in _runs(directory, offsets, payload.shape[1]):
+            # A delete carries no payload, but its delta carries the rows: it is cut by their size.
+            width = max(payload.shape[1], entry.spec.row_bytes if op == "delete" else 0)
+            for group, index, start, stop in _runs(directory, offsets, width):
                 if group.lost:
                     raise DataLossError(groups=[group.gid for group, _index in directory.runs if group.lost])
                 lane = self._pusher.lane(group.gid, index)

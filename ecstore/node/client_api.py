@@ -207,6 +207,8 @@ class ClientApi:
                 except EcstoreError as error:
                     errors[number] = error
             stores.append(None)
+        if 4 * total > limits.MAX_REPLY_BYTES:
+            raise FrameError(f"the reply would have {4 * total} bytes; pull in several requests")
         out = buffers.empty(total, np.float32)
         at = 0
         for entry in stores:
@@ -337,7 +339,7 @@ class ClientApi:
         if verdict is Verdict.NEW:
             store = self._store(owned, section.table_id)
             payload = _checked_payload(section, op, table, store)
-            shard.check_room(section.table_id, section.keys.size if op != "delete" else 0)
+            shard.check_room(section.table_id, section.keys, growing=op != "delete")
             if op == "delete":
                 shard.delete(section.table_id, section.keys, client, section.request_no)
             elif op == "push":
@@ -374,6 +376,8 @@ class ClientApi:
             self._fence()
             if self._owned(section) is not owned:
                 raise NotReadyError(f"shard {index} of group {gid} moved; scan again")
+            if self._store(owned, table_id) is not store:  # dropped: its rows are gone
+                raise NotReadyError(f"table {table_id} changed; scan again")
         live = slots[store.keylist.allocated[slots].astype(np.bool_)]
         following = start + count if start + count < store.used else -1
         meta = {"epoch": self._runtime.map.epoch, "next": following, "row_bytes": store.row_bytes}

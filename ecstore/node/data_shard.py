@@ -150,12 +150,15 @@ class DataShard:
         """Remove keys; their slots go back to zeros. Absent keys are ignored."""
         return self._commit(table_id, self.table(table_id).delete(keys), client, request_no)
 
-    def check_room(self, table_id: int, count: int) -> None:
-        """Raise CapacityError unless a push of `count` rows of a table is within the bounds of a shard and a frame."""
-        row_bytes = self.table(table_id).row_bytes
+    def check_room(self, table_id: int, keys: U64, *, growing: bool) -> None:
+        """Raise CapacityError unless a change of `keys` is within the bounds of a frame and, growing, of a shard."""
+        store = self.table(table_id)
+        row_bytes, count = store.row_bytes, keys.size
+        if not growing and count * row_bytes > limits.MAX_DELTA_BYTES:
+            count = int((store.find(keys) >= 0).sum())  # a delete's delta holds the rows that are there
         if count * row_bytes > limits.MAX_DELTA_BYTES:
             raise CapacityError(f"{count} rows of {row_bytes} bytes exceed one delta; push them in several calls")
-        if sum(store.used for store in self.tables.values()) + count > self._max_rows:
+        if growing and sum(store.used for store in self.tables.values()) + count > self._max_rows:
             raise CapacityError(
                 f"shard {self.index} of group {self.gid} is full: {self._max_rows} rows; delete rows, or use more nodes"
             )

@@ -82,10 +82,16 @@ class Decoder:
                 if covered.any():
                     waiting.append(job)
                     uncovered = uncovered[~covered]
-            if uncovered.size:
-                await self._run(table_id, uncovered, on_demand)
+            if uncovered.size:  # no more at once than a frame takes: the loop decodes the rest
+                most = max(1, limits.MAX_DECODE_BYTES // self._shard.tables[table_id].row_bytes)
+                await self._run(table_id, uncovered[:most], on_demand)
             for job in waiting:
-                await asyncio.shield(job.done)
+                try:
+                    await asyncio.shield(job.done)
+                except DataLossError:
+                    raise
+                except EcstoreError:
+                    continue  # whoever ran that job has given it up, or the shard left: the loop looks again
 
     async def sweep(self) -> None:
         """Decode everything that is still lost, lowest slots first, at the node's decode rate."""

@@ -100,6 +100,7 @@ class Ownership:
         runtime.data[key] = owned
         if former is not None and (former.owner, former.incarnation) != (shard.owner, shard.incarnation):
             owned.former = (former.owner, former.incarnation)
+            owned.former_was_whole = former.state == "active"
             owned.former_address = old.nodes[former.owner].address
         if copy is not None and shard.state == "active":
             owned.mirror = copy.shard

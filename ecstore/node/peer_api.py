@@ -227,6 +227,8 @@ class PeerApi:
         if owned.decoder is not None:
             await owned.decoder.ensure(table_id, slots)
             _owned, shard, key = await self._source_for(connection, frame)
+            if shard.tables.get(table_id) is not store:  # dropped meanwhile: its rows are gone
+                raise NotReadyError(f"table {table_id} is gone")
         cursor = shard.sinks.get(key)
         if cursor is None or cursor.subscription != integer(frame.meta, "subscription"):
             raise NotReadyError(f"node {key.node} is not subscribed; subscribe again", unsubscribed=True)
@@ -270,6 +272,7 @@ class PeerApi:
             if table is None:
                 raise NotReadyError(f"table {table_id} is not in the map of node {self._runtime.name}")
             store = shard.open_table(table_id, table.spec)
+        _check_reply(slots.size, store.row_bytes)
         lost = shard.lost_slots(table_id, slots)
         meta = {"seq": shard.seq, "erased": bool(lost.size)}
         bins: list[Any] = [store.read(slots)]
@@ -296,6 +299,7 @@ class PeerApi:
             raise FrameError("slots of a parity read rise: sorted, each once")
         if row_bytes <= 0 or row_bytes % 8 or not isinstance(seqs, list) or any(type(seq) is not int for seq in seqs):
             raise FrameError("a parity read names row_bytes (a multiple of 8) and a cut (one seq per data shard)")
+        _check_reply(slots.size, row_bytes)
         cut = {src: int(seq) for src, seq in enumerate(seqs)}
         deadline = self._runtime.loop.time() + CUT_WAIT_S
         while True:
@@ -366,6 +370,8 @@ class PeerApi:
     async def _takeover_forward(self, connection: Connection, frame: Frame) -> None:
         sink, src = await self._taken_sink(connection, frame)
         for item in unpack_deltas(frame):
+            if self._runtime.is_dropped(item.frame.table_id):
+                sink.shard.drop_table(item.frame.table_id)
             sink.shard.apply(src, item.frame)
         self._runtime.notify_deltas()
         connection.reply(frame.rid, {"applied": sink.shard.sources[src].applied})
@@ -409,3 +415,9 @@ class PeerApi:
         except EcstoreError as error:
             if frame.rid and not connection.closed:
                 connection.reply_error(frame.rid, error)
+
+
+def _check_reply(rows: int, row_bytes: int) -> None:
+    """FrameError before memory is taken for a reply that no frame holds."""
+    if rows * row_bytes > limits.MAX_REPLY_BYTES:
+        raise FrameError(f"{rows} rows of {row_bytes} bytes exceed one reply; ask in several requests")

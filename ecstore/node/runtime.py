@@ -50,6 +50,7 @@ class OwnedData:
     #: Life that owned the shard before us, if we saw it: it must have stopped serving before we start.
     former: tuple[str, int] | None = None
     former_address: str = ""
+    former_was_whole: bool = False
     #: Complete copy of the rows when the shard moved here from a living owner; None when it was lost.
     mirror: SinkShard | None = None
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from ecstore import limits
 from ecstore.codec import apply_delta
+from ecstore.errors import KeyRangeError
 from ecstore.node.dedupe import RequestTable
 from ecstore.node.deltalog import DeltaFrame, FrameLog
 from ecstore.node.keylist import KeyList
@@ -216,6 +217,8 @@ class SinkShard:
             if not self.sources[src].log.reaches(seq):
                 raise LogTooShort
         slab = self.slabs.get(table_id)
+        if slab is not None and slots.size and int(slots[-1]) >= slab.rows.shape[0]:
+            raise KeyRangeError(f"slot {int(slots[-1])} is beyond the {slab.rows.shape[0]} of a shard")
         rows = np.zeros((slots.size, row_bytes), np.uint8) if slab is None else slab.rows[slots]
         for src, seq in cut.items():
             source = self.sources[src]

@@ -113,8 +113,11 @@ class DeltaStreams:
                     self._send(connection, message)
                     if connection.write_buffered > limits.STREAM_HIGH_WATER_BYTES:
                         await connection.drain()
-            except EcstoreError:
-                continue  # the connection ended: `connected` starts over from what was acknowledged
+            except EcstoreError as error:
+                # The connection ended, or must end now: `connected` starts over from what was acknowledged.
+                if not connection.closed:
+                    self._runtime.event("stream_failed", f"to node {life[0]}: {error}")
+                    connection.close("a delta could not be sent")
 
     def _collect(self, entries: Iterable[tuple[DataShard, SinkCursor]]) -> Iterator[Addressed]:
         for shard, cursor in entries:

@@ -95,14 +95,22 @@ def _go_live(runtime: Runtime, owned: OwnedData, shard: DataShard, recovery: Rec
 
 
 async def _finish(runtime: Runtime, owned: OwnedData, recovery: Recovery) -> None:
+    """Decode what is left, then report the shard; whatever goes wrong on the way is tried again."""
     gid, index = owned.key
-    try:
-        if owned.decoder is not None:
-            await owned.decoder.sweep()
-        recovery.finish("done", runtime.wall())
-        await report_active(runtime, gid, index)
-    except DataLossError:
-        recovery.finish("lost", runtime.wall())
+    while runtime.data.get(owned.key) is owned:
+        try:
+            if owned.decoder is not None:
+                await owned.decoder.sweep()
+            recovery.finish("done", runtime.wall())
+            await report_active(runtime, gid, index)
+            return
+        except DataLossError:
+            recovery.finish("lost", runtime.wall())
+            return
+        except EcstoreError as error:
+            runtime.count("sweep_retries")
+            runtime.event("sweep_retry", f"group {gid} shard {index}: {error}")
+            await runtime.map_change(RETRY_S)
 
 
 async def report_active(runtime: Runtime, gid: int, index: int, only_epoch: int | None = None) -> None:
@@ -206,7 +214,7 @@ async def _wait_for_predecessor(runtime: Runtime, owned: OwnedData, group: Group
 
 def _surely_dead(runtime: Runtime, owned: OwnedData) -> bool:
     """Whether the former owner's process has ended: its address refuses connections, or belongs to a later life."""
-    if owned.former is None:
+    if owned.former is None or not owned.former_was_whole:  # the one before it may be the one that still serves
         return not any(node.down_reason == "silent" for node in runtime.map.nodes.values())
     name, incarnation = owned.former
     node = runtime.map.nodes[name]
