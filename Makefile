@@ -1,3 +1,4 @@
+# make install   into .venv
 # make demo   install into .venv, train on six node processes, kill two of them, check every bit
 # make test   everything below `check`, and all tests
 # make check  ruff, mypy --strict, the architecture test
@@ -8,10 +9,13 @@ BIN := $(VENV)/bin
 SOURCES := $(wildcard ecstore admin tests examples benchmarks)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: help demo test check clean redis
+.PHONY: help install demo test check clean redis
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+
+install: $(VENV)/installed
+	@echo "next: . $(VENV)/bin/activate"
 
 demo: $(VENV)/installed
 	$(BIN)/ecstore demo

@@ -101,8 +101,10 @@ class DataLossError(AvailabilityError):
         self.groups: tuple[int, ...] = tuple(sorted(int(group) for group in groups))
         if not message:
             named = ", ".join(str(group) for group in self.groups)
+            one = len(self.groups) == 1
             message = (
-                f"groups {named} lost more shards than their code tolerates; their rows are gone. "
+                f"{'group' if one else 'groups'} {named} lost more shards than {'its' if one else 'their'} code "
+                f"tolerates; {'its' if one else 'their'} rows are gone. "
                 "Keys of other groups go on. Start a new cluster and load an export to have all keys again"
             )
         super().__init__(message, groups=list(self.groups), **details)

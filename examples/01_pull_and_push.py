@@ -1,4 +1,7 @@
-"""Pull rows, push gradients, export them. Runs on a cluster of its own, or on yours: --connect HOST:PORT."""
+"""Pull rows, push gradients, export them. Runs on a cluster of its own, or on yours: --connect HOST:PORT.
+
+.venv/bin/python examples/01_pull_and_push.py
+"""
 
 import argparse
 from contextlib import ExitStack

@@ -1,6 +1,8 @@
 """Kill a node over REST and go on reading and writing: the lost rows are decoded from the others while you ask.
 
 Runs on a cluster of its own, or on yours: --connect HOST:PORT,... --admin http://HOST:PORT (`ecstore up` prints both).
+
+    .venv/bin/python examples/02_kill_a_node_and_read_on.py
 """
 
 import argparse

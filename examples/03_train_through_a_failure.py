@@ -1,6 +1,8 @@
 """Train a DLRM, kill a node over REST in the middle, and end with the bits of an undisturbed run.
 
 Runs on a cluster of its own, or on a fresh one of yours: --connect HOST:PORT,... --admin http://HOST:PORT.
+
+    .venv/bin/python examples/03_train_through_a_failure.py
 """
 
 import argparse

@@ -43,6 +43,9 @@ def run(options: argparse.Namespace) -> int:
         first = dataset.bad_lines.first[0]
         out.line(f"{dataset.bad_lines.count} bad lines are skipped; the first is line {first.number}: {first.reason}")
     with ecstore.connect(options.connect, timeout=options.timeout) as store, progress(out.stream) as show:
+        if config.embedding_table in store.tables():
+            rows = len(store.table(config.embedding_table))
+            out.line(f"table {config.embedding_table!r} exists: training goes on from its {rows:,} rows")
         report = train(store, dataset, config, on_batch=show)
     out.line(
         f"{report.batches} batches, {report.samples:,} samples at {report.samples_per_s:,.0f} a second; loss "

@@ -22,7 +22,7 @@ from ecstore.client.session import Session
 from ecstore.cluster.map import ClusterMap, Group, parse_code
 from ecstore.cluster.map import Table as TableEntry
 from ecstore.errors import (
-    CapacityError,
+    ConfigError,
     DataLossError,
     DtypeError,
     EcstoreError,
@@ -35,6 +35,7 @@ from ecstore.errors import (
 )
 from ecstore.routing import Ids, all_finite, as_keys, gather, joined, place, route, unique_sum
 from ecstore.tables import Initializer, TableSpec, Uniform
+from ecstore.transport import parse_address
 
 Ack = Literal["parity", "local"]
 U64 = NDArray[np.uint64]
@@ -558,13 +559,17 @@ async def connect(
     """Connect to a cluster through any of its nodes: "host:port", or several, separated by commas.
 
     `timeout`: default deadline of every call, seconds. `cluster`: refuse a cluster with another id.
-    Raises UnavailableError when nobody answers, WrongClusterError, VersionMismatchError.
+    Raises ConfigError for what is no address, UnavailableError when nobody answers, WrongClusterError,
+    VersionMismatchError.
     """
     if timeout <= 0:
         raise InputError(f"timeout must be positive seconds, got {timeout}")
     if "://" in address:
-        raise CapacityError(f"{address.split('://')[0]}:// addresses are not supported by this version; use host:port")
-    session = Session([part.strip() for part in address.split(",")], cluster=cluster, token=token)
+        raise ConfigError(f"{address.split('://')[0]}:// addresses are not supported by this version; use host:port")
+    addresses = [part.strip() for part in address.split(",")]
+    for part in addresses:
+        parse_address(part)
+    session = Session(addresses, cluster=cluster, token=token)
     try:
         await session.start(min(timeout, 10.0))
     except BaseException:

@@ -166,7 +166,6 @@ class CoordinationService:
     @staticmethod
     def _save_first(path: Path, fresh: ClusterMap) -> None:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             write_map_file(path, pack_map(fresh))
         except OSError as error:
             raise ConfigError(f"cannot write the state file {path}: {error}; choose a writable place") from error

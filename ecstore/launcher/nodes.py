@@ -30,7 +30,14 @@ class NodeSettings:
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> NodeSettings:
-        """From what `add_arguments` has parsed."""
+        """From what `add_arguments` has parsed. Raises ConfigError for what no node would take."""
+        for option, value in (
+            ("--decode-rate", options.decode_rate),
+            ("--heartbeat", options.heartbeat),
+            ("--suspect-after", options.suspect_after),
+        ):
+            if value is not None and not value > 0:
+                raise ConfigError(f"{option} must be positive, not {value:g}")
         return cls(
             decode_mib_per_s=options.decode_rate,
             heartbeat_s=options.heartbeat,

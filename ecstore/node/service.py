@@ -50,8 +50,9 @@ _OPEN_TO_CLIENTS = frozenset({"ping", "shard.read", "shard.info", "parity.read"}
 MAX_CONNECTIONS = 2048
 RESERVED_FOR_NODES = 256
 
-#: Between two attempts to join while the coordination service is away.
+#: Between two attempts to join while the coordination service is away, and between two words about it.
 JOIN_RETRY_S = 0.2
+TELL_AGAIN_S = 30.0
 
 
 class _LifeOver(Exception):
@@ -130,9 +131,11 @@ class _Life:
                     host, port = parse_address(self._listen)
                     await self._server.start(host, port, self.hello, self)
                     address = self._config.advertise or self._server.address
-                    await self._join(coordination, address)
-                    joined(address)
-                    await asyncio.wait([self._over, stopping], return_when=asyncio.FIRST_COMPLETED)
+                    joining = tasks.create_task(self._join(coordination, address), name="join")
+                    await asyncio.wait([joining, stopping], return_when=asyncio.FIRST_COMPLETED)
+                    if joining.done() and not joining.cancelled() and joining.exception() is None:
+                        joined(self._server.address)
+                        await asyncio.wait([self._over, stopping], return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     self._runtime.closing = True
                 raise _LifeOver
@@ -156,6 +159,8 @@ class _Life:
         }  # fmt: skip
 
     async def _join(self, coordination: Coordination, address: str) -> None:
+        loop = asyncio.get_running_loop()
+        tell_at = loop.time() + 5 * JOIN_RETRY_S
         while True:
             try:
                 current = await coordination.get()
@@ -171,7 +176,10 @@ class _Life:
                     )
                 joined = await coordination.propose(NodeJoin(self._config.name, address))
                 break
-            except UnavailableError:
+            except UnavailableError as error:
+                if loop.time() >= tell_at:
+                    logger.warning("node %s can't join yet, and keeps trying: %s", self._config.name, error)
+                    tell_at = loop.time() + TELL_AGAIN_S
                 await asyncio.sleep(JOIN_RETRY_S)
         self._runtime.incarnation = joined.nodes[self._config.name].incarnation
         self._joined = True
