@@ -82,6 +82,8 @@ class VerifyReport:
             )
         if self.lost_groups:
             said.append(f"groups {', '.join(map(str, self.lost_groups))} are lost")
+        if not self.wrong_stripes and not self.unchecked:
+            said.append(f"parity of the other {self.groups} groups is right: {self.stripes:,} stripes")
         if self.unchecked:
             said.append(f"{len(self.unchecked)} groups could not be read ({self.unchecked[0]})")
         return "; ".join(said)

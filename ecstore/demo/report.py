@@ -144,8 +144,10 @@ def summary(report: dict[str, Any]) -> list[str]:
     if report["error"]:
         lines.append(f"  error: {report['error']}")
     if report["verify"] is not None:
-        verdict = "right" if report["parity_verified"] else "WRONG"
-        lines.append(f"  parity of {report['verify']['groups']} groups: {verdict}")
+        checked = report["verify"]
+        verdict = "right" if not (checked["wrong_stripes"] or checked["unchecked"]) else "WRONG or unchecked"
+        which = "the other " if report["lost_groups"] else ""
+        lines.append(f"  parity of {which}{checked['groups']} groups: {verdict}")
     if report["compared"] is not None:
         rows = report["compared"]["rows"]
         same = f"all {rows:,} rows are bit for bit those of an undisturbed run"

@@ -101,6 +101,8 @@ def run_demo(options: DemoOptions, stream: TextIO, tell: Callable[[str], None]) 
         _train(result, store, admin, stream, tell)
         if result.error is None:
             _prove(result, store, cluster.address, stream, tell)
+        elif result.lost_groups:
+            _check_the_others(result, cluster.address, tell)
         ended = time.monotonic()
     result.seconds["stop"] = time.monotonic() - ended
     result.seconds["total"] = time.monotonic() - began
@@ -159,6 +161,18 @@ def _take_recoveries(result: DemoResult, admin: Admin) -> None:
             time.sleep(0.1)
     except EcstoreError as error:
         result.error = result.error or str(error)
+
+
+def _check_the_others(result: DemoResult, address: str, tell: Callable[[str], None]) -> None:
+    """Groups were lost: those that were not must be whole again, with the right parity."""
+    tell("checking the parity of the groups that were not lost, once they are whole again")
+    started = time.monotonic()
+    try:
+        result.verified = verify(address)
+        tell(result.verified.describe())
+    except EcstoreError as error:
+        tell(f"could not check: {error}")
+    result.seconds["verify"] = time.monotonic() - started
 
 
 def _prove(result: DemoResult, store: ecstore.Store, address: str, stream: TextIO, tell: Callable[[str], None]) -> None:
