@@ -93,7 +93,6 @@ def verify(
     address: str,
     *,
     timeout: float = 60.0,
-    token: str | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> VerifyReport:
     """Check every group of the cluster behind `address` ("host:port", or several, separated by commas).
@@ -103,18 +102,17 @@ def verify(
     """
     from ecstore.transport import run
 
-    return run(verify_async(address, timeout=timeout, token=token, progress=progress))
+    return run(verify_async(address, timeout=timeout, progress=progress))
 
 
 async def verify_async(
     address: str,
     *,
     timeout: float = 60.0,
-    token: str | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> VerifyReport:
     """`verify` for asyncio programs."""
-    session = Session([part.strip() for part in address.split(",")], cluster=None, token=token)
+    session = Session([part.strip() for part in address.split(",")], cluster=None)
     await session.start(min(timeout, 10.0))
     began = time.monotonic()
     report = VerifyReport()

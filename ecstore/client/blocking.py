@@ -207,14 +207,14 @@ class Store:
         return self._run(self._store.status(timeout=timeout))
 
 
-def connect(address: str, *, timeout: float = TIMEOUT_S, cluster: str | None = None, token: str | None = None) -> Store:
+def connect(address: str, *, timeout: float = TIMEOUT_S, cluster: str | None = None) -> Store:
     """Connect to a cluster through any of its nodes: "host:port", or several, separated by commas.
 
     `timeout`: default deadline of every call, seconds. Raises UnavailableError when nobody answers.
     """
     loop = _Loop()
     try:
-        return Store(loop, loop.run(aio.connect(address, timeout=timeout, cluster=cluster, token=token)))
+        return Store(loop, loop.run(aio.connect(address, timeout=timeout, cluster=cluster)))
     except BaseException:
         loop.close()
         raise

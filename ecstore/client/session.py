@@ -28,12 +28,11 @@ CONNECT_TIMEOUT_S = 1.0
 class Session:
     """Used from one event loop. Nothing here raises out of background work."""
 
-    def __init__(self, addresses: Sequence[str], *, cluster: str | None, token: str | None) -> None:
+    def __init__(self, addresses: Sequence[str], *, cluster: str | None) -> None:
         if not addresses:
             raise InputError("name at least one node as host:port")
         self._addresses = list(addresses)
         self._cluster = cluster
-        self._token = token
         self.map: ClusterMap
         self._has_map = False
         self._connections: dict[str, Connection] = {}
@@ -159,7 +158,7 @@ class Session:
         return connection
 
     async def _dial(self, address: str) -> Connection:
-        hello = Hello(role="client", cluster=self._cluster, name=f"client-{os.getpid()}", token=self._token)
+        hello = Hello(role="client", cluster=self._cluster, name=f"client-{os.getpid()}")
         connection = await connect(address, hello, self, expect_cluster=self._cluster, timeout=CONNECT_TIMEOUT_S)
         self._dialed.add(connection)
         return connection

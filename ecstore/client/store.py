@@ -553,9 +553,7 @@ def _merged(errors: Sequence[EcstoreError]) -> EcstoreError:
     return DataLossError(groups=lost) if lost else errors[0]
 
 
-async def connect(
-    address: str, *, timeout: float = TIMEOUT_S, cluster: str | None = None, token: str | None = None
-) -> Store:
+async def connect(address: str, *, timeout: float = TIMEOUT_S, cluster: str | None = None) -> Store:
     """Connect to a cluster through any of its nodes: "host:port", or several, separated by commas.
 
     `timeout`: default deadline of every call, seconds. `cluster`: refuse a cluster with another id.
@@ -569,7 +567,7 @@ async def connect(
     addresses = [part.strip() for part in address.split(",")]
     for part in addresses:
         parse_address(part)
-    session = Session(addresses, cluster=cluster, token=token)
+    session = Session(addresses, cluster=cluster)
     try:
         await session.start(min(timeout, 10.0))
     except BaseException:
