@@ -20,8 +20,6 @@ from ecstore.wire import Frame
 Meta = dict[str, Any]
 Bins = list[NDArray[Any]]
 
-_EMPTY_U32 = np.empty(0, np.uint32)
-
 #: Types of the head of one delta, as `pack_deltas` writes it.
 _DELTA_HEAD = [int] * 11 + [bytes, int]
 
@@ -137,7 +135,3 @@ def integer(meta: Meta, name: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise FrameError(f"field {name!r} must be an integer, got {value!r}")
     return value
-
-
-def no_slots() -> NDArray[np.uint32]:
-    return _EMPTY_U32

@@ -406,16 +406,6 @@ class PeerApi:
         await self._runtime.at_group_epoch(gid, integer(frame.meta, "group_epoch"))
         connection.reply(frame.rid, {})
 
-    # -- dispatch -------------------------------------------------------------------------------------
-
-    async def answer(self, work: Waiting, connection: Connection, frame: Frame) -> None:
-        """Run a handler that may wait; its typed errors go back to the peer."""
-        try:
-            await work(connection, frame)
-        except EcstoreError as error:
-            if frame.rid and not connection.closed:
-                connection.reply_error(frame.rid, error)
-
 
 def _check_reply(rows: int, row_bytes: int) -> None:
     """FrameError before memory is taken for a reply that no frame holds."""

@@ -1,7 +1,7 @@
 """Connections between peers: frames over TCP, requests and replies, deadlines, bounds.
 
 The parts: `transport.hello` (who is at the other end), `transport.connection` (one connection),
-`transport.server` (accepts them), `transport.pool` (opens them), `transport.limits` (settings),
+`transport.server` (accepts them), `transport.dial` (opens them), `transport.limits` (settings),
 `transport.loop` (uvloop or asyncio). Import from here.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from ecstore.errors import EcstoreError, ProtocolError
 from ecstore.transport.connection import Connection, Handler
+from ecstore.transport.dial import connect
 from ecstore.transport.hello import Hello, Role
 from ecstore.transport.limits import DEFAULT_LIMITS, ConnectionLimits
 from ecstore.transport.loop import install_uvloop, new_event_loop, run
-from ecstore.transport.pool import PeerPool, connect
 from ecstore.transport.requests import OnReply
 from ecstore.transport.server import MAX_CONNECTIONS, Server, ServerStatistics
 from ecstore.transport.sockets import parse_address
@@ -29,7 +29,6 @@ __all__ = [
     "Hello",
     "OnReply",
     "PassiveHandler",
-    "PeerPool",
     "Role",
     "Server",
     "ServerStatistics",

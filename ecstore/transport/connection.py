@@ -60,7 +60,7 @@ class Endpoint:
 
 
 class Connection(FrameStream):
-    """Made by `connect`, `PeerPool` and `Server`. `on_close` callbacks are called once, after the end."""
+    """Made by `connect` and `Server`. `on_close` callbacks are called once, after the end."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, endpoint: Endpoint, address: str = "") -> None:
         super().__init__(

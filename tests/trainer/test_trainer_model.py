@@ -82,7 +82,7 @@ def test_float32_gradients_are_near_float64() -> None:
 
 
 def test_forward_and_gradients_equal_pytorch() -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed; it is an optional extra")
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed; install torch to compare with it")
     model = Dlrm(SMALL)
     sample = draw(model, batch=9, seed=7)
     layers = model.to_layers(sample.rows)
