@@ -120,6 +120,12 @@ class UnavailableError(AvailabilityError, ConnectionError):
     retryable = True
 
 
+class FrameDamagedError(UnavailableError):
+    """Bytes were damaged on the way; the connection ends, the request may have been applied or not."""
+
+    code = "frame_damaged"
+
+
 class CapacityError(AvailabilityError):
     code = "capacity"
     retryable = True

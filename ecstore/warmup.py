@@ -32,9 +32,10 @@ def _warm_codec() -> None:
 
 
 def _warm_rows() -> None:
-    from ecstore import hashing, routing
+    from ecstore import checksum, hashing, routing
     from ecstore.node import rowstore
 
+    checksum.warm_up()
     hashing.warm_up()
     routing.warm_up()
     rowstore.warm_up()

@@ -1,9 +1,11 @@
 """The frame format: msgpack that any msgpack library reads, with arrays that are never copied to be read.
 
-On the wire a frame is an 8-byte prefix and a body::
+On the wire a frame is a 16-byte prefix and a body::
 
     u32 LE  body length        bytes after the prefix
     u32 LE  head length        bytes of the body before the first pad (= body length when there are no bins)
+    u32 LE  body checksum      `ecstore.checksum`: bins of 16 KiB and more by its fold, all other bytes by CRC-32
+    u32 LE  prefix checksum    CRC-32 of the twelve bytes before
     body                       ONE msgpack array: [kind, rid, meta, pad0, bin0, pad1, bin1, ...]
 
 `kind` (str) names what the frame is for, `rid` (int) is the request id and `meta` (map with str keys) holds
@@ -13,8 +15,8 @@ multiple of 8 from the start of the body. A body is received into an 8-aligned b
 are aligned.
 
 Kinds "ok" and "error" are replies and carry the rid of their request; rid 0 is a one-way message. The module
-is pure: bytes in, frames out. Every malformed input raises `FrameError` or `FrameTooLargeError`, nothing
-else.
+is pure: bytes in, frames out. Every malformed input raises `FrameError`, `FrameTooLargeError` or, where a
+checksum is wrong, `FrameDamagedError`, nothing else.
 """
 
 from __future__ import annotations
@@ -28,11 +30,12 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from ecstore.errors import FrameError, FrameTooLargeError
+from ecstore import checksum
+from ecstore.errors import FrameDamagedError, FrameError, FrameTooLargeError
 
 #: Version of this format and of the meaning of the kinds. Peers with another one refuse each other at
 #: connect.
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 
 #: Bytes of one body. A batch of 20,000 rows of 256 bytes is 5 MiB; 256 MiB leaves room for the largest
 #: request (4 Mi ids with narrow rows) while one frame cannot take a machine's memory. A setting of
@@ -57,14 +60,15 @@ MAX_KIND_LENGTH: Final = 64
 #: Largest request id: fits into an int64 of any language.
 MAX_RID: Final = (1 << 63) - 1
 
-PREFIX_BYTES: Final = 8
+PREFIX_BYTES: Final = 16
 ALIGNMENT: Final = 8
 
 #: Bins below this are copied into the chunk before them: copying 16 KiB is cheaper than one more buffer in a
 #: system call. Larger ones are handed on as views of the caller's memory.
-COPY_BELOW_BYTES: Final = 16 << 10
+COPY_BELOW_BYTES: Final = checksum.FOLD_FROM_BYTES
 
-_PREFIX: Final = struct.Struct("<II")
+_PREFIX: Final = struct.Struct("<IIII")
+_PREFIX_HEAD: Final = struct.Struct("<III")
 _BIN8, _BIN16, _BIN32 = 0xC4, 0xC5, 0xC6
 _ARRAY16 = 0xDC
 _FIXED_ITEMS = 3  # kind, rid, meta
@@ -122,7 +126,7 @@ def encode(
     head = _encode_head(kind, rid, meta, len(bins))
     if not bins:
         _check_body_length(len(head), max_frame_bytes)
-        return [_PREFIX.pack(len(head), len(head)) + head]
+        return [pack_prefix(len(head), len(head), checksum.add(head)) + head]
     pieces: list[bytearray | memoryview] = []
     small = bytearray(PREFIX_BYTES)
     small += head
@@ -142,8 +146,25 @@ def encode(
     _check_body_length(position, max_frame_bytes)
     if small:
         pieces.append(small)
-    _PREFIX.pack_into(pieces[0], 0, position, len(head))  # the first piece begins with room for the prefix
-    return [memoryview(piece) for piece in pieces]
+    views = [memoryview(piece) for piece in pieces]
+    # The first piece begins with room for the prefix.
+    views[0][:PREFIX_BYTES] = pack_prefix(position, len(head), _checksum(views))
+    return views
+
+
+def _checksum(pieces: Sequence[memoryview]) -> int:
+    """Of a body in pieces, the first after room for the prefix; large bins are pieces of their own."""
+    result = checksum.add(pieces[0][PREFIX_BYTES:])
+    for number, piece in enumerate(pieces[1:]):
+        large = number % 2 == 0  # small pieces and large bins take turns
+        result = checksum.add_array(piece, result) if large else checksum.add(piece, result)
+    return result
+
+
+def pack_prefix(body_length: int, head_length: int, body_checksum: int) -> bytes:
+    """The 16 bytes before a body."""
+    head = _PREFIX_HEAD.pack(body_length, head_length, body_checksum)
+    return head + checksum.add(head).to_bytes(4, "little")
 
 
 def decode_prefix(
@@ -152,12 +173,18 @@ def decode_prefix(
     *,
     max_frame_bytes: int = MAX_FRAME_BYTES,
     max_head_bytes: int = MAX_HEAD_BYTES,
-) -> tuple[int, int]:
-    """(body length, head length) of the prefix at `offset`, both checked. Needs 8 bytes.
+) -> tuple[int, int, int]:
+    """(body length, head length, body checksum) of the prefix at `offset`, checked. Needs 16 bytes.
 
-    Raises `FrameTooLargeError` past a limit and `FrameError` for lengths that contradict each other.
+    Raises `FrameDamagedError` when its own checksum is wrong, `FrameTooLargeError` past a limit and `FrameError`
+    for lengths that contradict each other.
     """
-    body_length, head_length = _PREFIX.unpack_from(prefix, offset)
+    body_length, head_length, body_checksum, own = _PREFIX.unpack_from(prefix, offset)
+    if checksum.add(memoryview(prefix)[offset : offset + _PREFIX_HEAD.size]) != own:
+        raise FrameDamagedError(
+            "what came is no frame: its bytes were damaged on the way, or the peer speaks something else. Connect "
+            "again; if it stays so, check what is connected to this port"
+        )
     if not _FIXED_ITEMS < head_length <= body_length:
         raise FrameError(
             f"a frame announces {body_length} bytes with a head of {head_length}; the peer does not speak "
@@ -171,13 +198,13 @@ def decode_prefix(
             size=head_length,
             limit=max_head_bytes,
         )
-    return body_length, head_length
+    return body_length, head_length, body_checksum
 
 
-def decode(body: npt.NDArray[np.uint8], head_length: int) -> Frame:
+def decode(body: npt.NDArray[np.uint8], head_length: int, body_checksum: int) -> Frame:
     """The frame in `body` (uint8, 1-D, C-contiguous); its bins are views of `body`, nothing is copied.
 
-    Raises `FrameError` for everything malformed.
+    Raises `FrameDamagedError` when the checksum is not that of the body, `FrameError` for everything malformed.
     """
     if not _FIXED_ITEMS < head_length <= body.size:
         raise FrameError(f"head length {head_length} does not fit a body of {body.size} bytes")
@@ -186,13 +213,18 @@ def decode(body: npt.NDArray[np.uint8], head_length: int) -> Frame:
     bin_count, odd = divmod(items - _FIXED_ITEMS, 2)
     if odd or not 0 <= bin_count <= MAX_BINS:
         raise FrameError(f"a frame has {items} items; kind, rid, meta and at most {MAX_BINS} pairs are expected")
-    kind, rid, meta = _decode_head(view[header_length:head_length])
     bins: list[npt.NDArray[np.uint8]] = []
-    position = head_length
+    position, summed, found = head_length, 0, 0  # `found` is the checksum of the first `summed` bytes
     for _ in range(bin_count):
         start, end = _next_bin(view, position)
         bins.append(body[start:end])
         position = end
+        if end - start >= COPY_BELOW_BYTES:
+            found = checksum.add_array(view[start:end], checksum.add(view[summed:start], found))
+            summed = end
+    if checksum.add(view[summed:], found) != body_checksum:
+        raise FrameDamagedError("the bytes of a frame were damaged on the way; connect again and retry")
+    kind, rid, meta = _decode_head(view[header_length:head_length])
     if position != body.size:
         raise FrameError(f"{body.size - position} bytes follow the last item of frame {kind!r}")
     return Frame(kind, rid, meta, bins)

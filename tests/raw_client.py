@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import socket
-import struct
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ecstore.transport import Hello
-from ecstore.wire import Frame, decode, encode
+from ecstore.wire import PREFIX_BYTES, Frame, decode, decode_prefix, encode
 
 TIMEOUT_S = 30.0
 
@@ -55,12 +54,12 @@ class RawClient:
 
     def receive(self) -> Frame | None:
         """The next frame; None when the other end has closed the connection."""
-        prefix = self._read(8)
+        prefix = self._read(PREFIX_BYTES)
         if prefix is None:
             return None
-        length, head_length = struct.unpack("<II", prefix)
+        length, head_length, body_checksum = decode_prefix(prefix)
         body = self._read(length)
-        return None if body is None else decode(np.frombuffer(bytearray(body), np.uint8), head_length)
+        return None if body is None else decode(np.frombuffer(bytearray(body), np.uint8), head_length, body_checksum)
 
     def reply(self, rid: int) -> Frame | None:
         """The reply to a request; None when the connection ended first. Other frames are skipped."""

@@ -49,6 +49,11 @@ MAX_RESEND_ITEMS = 64
 MAX_RESEND_BYTES = 4 << 20
 
 
+def new_client_id() -> bytes:
+    """16 random bytes: who pushes, for the store's memory of what it has applied."""
+    return os.urandom(16)
+
+
 class Batch:
     """One call of the application: done when each of its items is."""
 
@@ -124,7 +129,7 @@ class Lane:
 
     def start_over(self) -> None:
         """The shard has forgotten this client: go on as a new one."""
-        self.client = os.urandom(16)
+        self.client = new_client_id()
         self.unacked.clear()
         self._sure = 0
         self._next = 1
@@ -137,7 +142,7 @@ class Pusher:
         self._session = session
         self._loop = asyncio.get_running_loop()
         self._lanes: dict[tuple[int, int], Lane] = {}
-        self._client = os.urandom(16)
+        self._client = new_client_id()
         self._closing = False
         self._tasks: set[asyncio.Task[None]] = set()
         self.retries = 0

@@ -37,7 +37,7 @@ class Session:
         self._has_map = False
         self._connections: dict[str, Connection] = {}
         self._dialing: dict[str, asyncio.Task[Connection]] = {}
-        self._dialed: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._dialed: weakref.WeakKeyDictionary[Connection, None] = weakref.WeakKeyDictionary()  # in order of arrival
         self._changed = asyncio.Event()
         self._refreshing: asyncio.Task[None] | None = None
         self.on_map: list[Callable[[], None]] = []
@@ -160,7 +160,7 @@ class Session:
     async def _dial(self, address: str) -> Connection:
         hello = Hello(role="client", cluster=self._cluster, name=f"client-{os.getpid()}")
         connection = await connect(address, hello, self, expect_cluster=self._cluster, timeout=CONNECT_TIMEOUT_S)
-        self._dialed.add(connection)
+        self._dialed[connection] = None
         return connection
 
     async def ask(
@@ -210,7 +210,7 @@ class Session:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        dialed = list(self._dialed)
+        dialed = list(self._dialed.keys())
         for connection in dialed:
             connection.close("the client closes")
         self._connections.clear()

@@ -53,11 +53,17 @@ class NodeJoin:
 
 @dataclass(frozen=True, slots=True)
 class NodeDown:
-    """This life of a node is over, or must be treated so: "refused", "silent" or "left"."""
+    """This life of a node is over, or must be treated so: "refused", "silent" or "left".
+
+    `by`: the life of the node that says so, ("", 0) for whoever is no node. It must be up itself: of two nodes that
+    can't hear each other, only the first is heard. `sparing`: only if no group is lost by it.
+    """
 
     id: str
     incarnation: int
     reason: DownReason
+    by: tuple[str, int] = ("", 0)
+    sparing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +156,11 @@ def _node_down(event: NodeDown, draft: Draft) -> bool:
     node = draft.nodes.get(event.id)
     if node is None or not node.alive or node.incarnation != event.incarnation:
         return False
+    accuser = draft.nodes.get(event.by[0])
+    if event.by[0] and (accuser is None or not accuser.alive or accuser.incarnation != event.by[1]):
+        return False
+    if event.sparing and any(_is_lost_without(group, node.id, node.incarnation) for group in draft.groups):
+        return False
     draft.nodes[node.id] = replace(node, state="down", down_reason=event.reason)
     _lose(draft, node.id, node.incarnation)
     return True
@@ -205,6 +216,13 @@ def _call_off_joins(draft: Draft, node: str, incarnation: int) -> None:
 
 
 # -- losses --------------------------------------------------------------------------------------------------
+
+
+def _is_lost_without(group: Group, node: str, incarnation: int) -> bool:
+    """Whether a group that is not lost would be, without this life of a node."""
+    dead = [s for s in group.shards if s.owner == node and s.incarnation == incarnation]
+    active = sum(s.state == "active" for s in group.shards if s not in dead)
+    return bool(dead) and not group.lost and active < parse_code(group.code).k
 
 
 def _lose(draft: Draft, node: str, incarnation: int) -> None:

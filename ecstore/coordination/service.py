@@ -90,7 +90,7 @@ class CoordinationService:
         self._path = state_file
         self._host, self._port = host, port
         self._server = Server(limits=LIMITS, token=token)
-        self._watchers: set[Connection] = set()
+        self._watchers: dict[Connection, None] = {}  # in order of arrival
         self._sessions: dict[str, _Session] = {}
         self._swaps: asyncio.Queue[_Swap | None] = asyncio.Queue()
         self._writer: asyncio.Task[None] | None = None
@@ -180,7 +180,7 @@ class CoordinationService:
 
     def on_close(self, conn: Connection, reason: str) -> None:
         """A node whose connection has ended counts as not heard, until it beats on a new one."""
-        self._watchers.discard(conn)
+        self._watchers.pop(conn, None)
         for session in self._sessions.values():
             if session.conn is conn:
                 session.heard_at = -math.inf
@@ -199,7 +199,7 @@ class CoordinationService:
         conn.reply(frame.rid, {"epoch": self.current.epoch}, bins)
 
     def _watch(self, conn: Connection, frame: Frame) -> None:
-        self._watchers.add(conn)
+        self._watchers[conn] = None
         conn.reply(frame.rid, {"epoch": self.current.epoch}, [self._packed])
 
     def _beat(self, conn: Connection, frame: Frame) -> None:

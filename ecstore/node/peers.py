@@ -5,7 +5,8 @@ Evidence against a peer, and what follows. Two witnesses are needed, for one of 
   connection ended, or it was not heard for `suspect_after_s`): the process is gone, it is declared down at once;
 - silence for `suspect_after_s`, and the service has lost it, too: declared down;
 - silence three times as long, although the service hears it: declared down if we ourselves hear a majority of the
-  nodes. Then only the two of us are apart, and the group can't work that way; who hears few blames nobody.
+  nodes, and if no group is lost by it. Then only the two of us are apart, and the group can't work that way; who hears
+  few blames nobody. Of two that blame each other the first is heard: who is down in the map blames nobody either.
 
 A node that was itself paused or blocked has heard nobody and must not blame others: whoever finds that its own
 clock jumped starts to count again.
@@ -20,7 +21,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ecstore.cluster.map import ClusterMap
+from ecstore.cluster.map import ClusterMap, DownReason
 from ecstore.cluster.transitions import NodeDown
 from ecstore.errors import EcstoreError, UnavailableError
 from ecstore.node.runtime import Runtime
@@ -199,9 +200,10 @@ class Peers:
         limit_s = self._runtime.config.suspect_after_s
         if silent_s < limit_s:
             return
-        alone = silent_s >= LONE_WITNESS_FACTOR * limit_s and self._hears_majority()
-        if alone or await self._service_lost(peer):
+        if await self._service_lost(peer):
             await self._declare_down(peer, "silent")
+        elif silent_s >= LONE_WITNESS_FACTOR * limit_s and self._hears_majority():
+            await self._declare_down(peer, "silent", sparing=True)
 
     async def _blame(self, peer: Peer) -> None:
         """Nothing of this life of the peer listens any more: declare it down if the service has lost it, too."""
@@ -220,12 +222,13 @@ class Peers:
         heard = sum(peer.name == self._runtime.name or now - peer.heard_at < limit_s for peer in self._peers.values())
         return heard * 2 > len(self._peers)
 
-    async def _declare_down(self, peer: Peer, reason: str) -> None:
+    async def _declare_down(self, peer: Peer, reason: DownReason, *, sparing: bool = False) -> None:
         if peer.name == self._runtime.name:
             return
+        ourselves = (self._runtime.name, self._runtime.incarnation)
         try:
             await self._runtime.coordination.propose(
-                NodeDown(peer.name, peer.incarnation, "refused" if reason == "refused" else "silent")
+                NodeDown(peer.name, peer.incarnation, reason, by=ourselves, sparing=sparing)
             )
         except EcstoreError as error:
             self._runtime.count("down_proposals_failed")

@@ -38,6 +38,7 @@ class FrameReceiver:
         self._body: npt.NDArray[np.uint8] | None = None
         self._body_view = self._view
         self._head_length = 0
+        self._checksum = 0
         self._filled = 0
 
     def get_buffer(self) -> memoryview:
@@ -58,14 +59,14 @@ class FrameReceiver:
     def next_frame(self) -> Frame | None:
         """The next complete frame, None when more bytes are needed.
 
-        Raises `FrameError` or `FrameTooLargeError`; the stream cannot be read on after that.
+        Raises `FrameError`, `FrameTooLargeError` or `FrameDamagedError`; the stream cannot be read on after that.
         """
         if self._body is not None:
             return self._take_body() if self._filled == self._body.size else None
         available = self._end - self._start - PREFIX_BYTES
         if available < 0:
             return None
-        length, head_length = decode_prefix(
+        length, head_length, body_checksum = decode_prefix(
             self._view,
             self._start,
             max_frame_bytes=self.max_frame_bytes,
@@ -76,9 +77,10 @@ class FrameReceiver:
             body = np.empty(length, np.uint8)
             body.data[:] = self._view[first : first + length]
             self._start = first + length
-            return decode(body, head_length)
+            return decode(body, head_length, body_checksum)
         if length > DIRECT_ABOVE_BYTES:
             self._begin_body(length, head_length, first)
+            self._checksum = body_checksum
         return None
 
     def _begin_body(self, length: int, head_length: int, first: int) -> None:
@@ -94,7 +96,7 @@ class FrameReceiver:
         body, self._body = self._body, None
         assert body is not None
         self._body_view = self._view
-        return decode(body, self._head_length)
+        return decode(body, self._head_length, self._checksum)
 
     def _to_front(self) -> None:
         rest = self._end - self._start

@@ -53,8 +53,9 @@ class Server:
         self._token = token
         self._admit_hello = admit
         self._server: asyncio.Server | None = None
-        self._sockets: set[Connection] = set()  # accepted and not yet lost
-        self._open: set[Connection] = set()
+        # As keys, in order of arrival: a set of objects has another order in every run.
+        self._sockets: dict[Connection, None] = {}  # accepted and not yet lost
+        self._open: dict[Connection, None] = {}
         self._empty: asyncio.Event = asyncio.Event()
         self._closing = False
         self._accepted = 0
@@ -77,7 +78,7 @@ class Server:
             handler=handler,
             limits=self._limits,
             check=self._check,
-            on_opened=self._open.add,
+            on_opened=self._on_opened,
             on_ended=self._on_ended,
             on_lost=self._on_lost,
             admit=self._admit,
@@ -114,7 +115,7 @@ class Server:
 
     def _admit(self, conn: Connection) -> EcstoreError | None:
         self._accepted += 1
-        self._sockets.add(conn)
+        self._sockets[conn] = None
         self._empty.clear()
         if self._closing:
             return UnavailableError("the server is closing; connect to another node")
@@ -134,11 +135,14 @@ class Server:
         if self._admit_hello is not None:
             self._admit_hello(peer)
 
+    def _on_opened(self, conn: Connection) -> None:
+        self._open[conn] = None
+
     def _on_ended(self, conn: Connection, error: EcstoreError) -> None:
         (self._ended if conn.opened else self._refused)[conn.end_reason] += 1
-        self._open.discard(conn)
+        self._open.pop(conn, None)
 
     def _on_lost(self, conn: Connection) -> None:
-        self._sockets.discard(conn)
+        self._sockets.pop(conn, None)
         if not self._sockets:
             self._empty.set()

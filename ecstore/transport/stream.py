@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from ecstore.errors import BY_CODE, EcstoreError, FrameError, ProtocolError, UnavailableError
+from ecstore.errors import BY_CODE, EcstoreError, FrameDamagedError, FrameError, ProtocolError, UnavailableError
 from ecstore.transport.errors import MAX_MESSAGE_LENGTH, error_from_wire, error_to_wire
 from ecstore.transport.hello import Hello
 from ecstore.transport.limits import MAX_HELLO_BYTES, ConnectionLimits
@@ -247,7 +247,7 @@ class FrameStream(asyncio.BufferedProtocol):
                     break
                 self.frames_in += 1
                 self._dispatch(frame)
-        except ProtocolError as error:
+        except (ProtocolError, FrameDamagedError) as error:
             self.refuse(error)
         finally:
             self._writer.batching = False

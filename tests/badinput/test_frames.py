@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-import struct
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +16,7 @@ from raw_client import RawClient, codes_of, pull_request, push_request
 import ecstore
 from ecstore import limits
 from ecstore.errors import BY_CODE
-from ecstore.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION
+from ecstore.wire import MAX_FRAME_BYTES, PROTOCOL_VERSION, pack_prefix
 
 pytestmark = pytest.mark.cluster
 CODE, DIM = "rs(2,1)", 4
@@ -60,29 +60,29 @@ def place(store: ecstore.Store, table: ecstore.Table) -> tuple[int, int, int, np
         bytes(1000),
         b"\xff" * 1000,
         random.Random(1).randbytes(5000),
-        struct.pack("<II", 20, 30) + bytes(20),  # a head longer than its body
-        struct.pack("<II", 5, 5) + b"\xc1\xc1\xc1\xc1\xc1",  # a byte that msgpack never uses
+        pack_prefix(20, 30, 0) + bytes(20),  # a head longer than its body
+        pack_prefix(5, 5, 0) + b"\xc1\xc1\xc1\xc1\xc1",  # a byte that msgpack never uses
     ],
 )
 def test_garbage_instead_of_a_frame(three: NodeProcesses, node: str, garbage: bytes) -> None:
     for introduce in (False, True):
         with RawClient(node, cluster=three.cluster, introduce=introduce) as client:
             client.send_bytes(garbage)
-            assert client.goodbye().get("code") in {"frame", "frame_too_large", None}
+            assert client.goodbye().get("code") in {"frame", "frame_damaged", "frame_too_large", None}
     with RawClient(node, cluster=three.cluster) as client:
         client.send_bytes(garbage[:40])  # short enough to be read whole, so that the reason gets through
-        assert client.goodbye()["code"] in {"frame", "frame_too_large"}
+        assert client.goodbye()["code"] in {"frame", "frame_damaged", "frame_too_large"}
 
 
 def test_a_frame_over_the_limit(raw: RawClient) -> None:
-    raw.send_bytes(struct.pack("<II", MAX_FRAME_BYTES + 1, 100) + bytes(1000))
+    raw.send_bytes(pack_prefix(MAX_FRAME_BYTES + 1, 100, 0) + bytes(1000))
     assert raw.goodbye()["code"] == "frame_too_large"
 
 
 def test_a_large_hello(node: str, three: NodeProcesses) -> None:
     """Nobody gets more than a little memory before he has said who he is."""
     with RawClient(node, cluster=three.cluster, hello={"name": "x" * 100_000}) as client:
-        assert client.goodbye()["code"] in {"frame", "frame_too_large"}
+        assert client.goodbye()["code"] in {"frame", "frame_damaged", "frame_too_large"}
 
 
 @pytest.mark.parametrize("version", [0, PROTOCOL_VERSION + 1, 1 << 40])
@@ -271,6 +271,6 @@ def test_bytes_changed_at_random(three: NodeProcesses, node: str, place: tuple[i
         for _ in range(rng.randint(1, 4)):
             body[rng.randrange(min(len(body), head + 4))] = rng.randrange(256)
         with RawClient(node, cluster=three.cluster) as client:
-            client.send_bytes(struct.pack("<II", len(body), head) + body)
+            client.send_bytes(pack_prefix(len(body), head, zlib.crc32(body)) + body)
             client.send_frame("bye", 0, {"code": "closed", "reason": "done"})
             client.goodbye()

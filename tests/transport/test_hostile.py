@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import struct
 
 import numpy as np
 import pytest
@@ -26,9 +25,13 @@ from ecstore.transport import ConnectionLimits, Hello, PassiveHandler, Server, c
 
 
 async def read_frame(reader: asyncio.StreamReader) -> wire.Frame:
-    length, head_length = struct.unpack("<II", await reader.readexactly(8))
+    length, head_length, body_checksum = wire.decode_prefix(await reader.readexactly(wire.PREFIX_BYTES))
     body = np.frombuffer(bytearray(await reader.readexactly(length)), np.uint8)
-    return wire.decode(body, head_length)
+    return wire.decode(body, head_length, body_checksum)
+
+
+#: What bytes that are no frame are refused with.
+REFUSED = ("frame", "frame_damaged", "frame_too_large")
 
 
 async def read_bye(reader: asyncio.StreamReader) -> dict:
@@ -63,7 +66,7 @@ async def test_garbage_instead_of_a_hello():
             b"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n",
             b"\0" * 64,
             b"\xff" * 64,
-            struct.pack("<II", 60_000, 20) + rng.randbytes(60_000),
+            wire.pack_prefix(60_000, 20, 0) + rng.randbytes(60_000),
             frame_bytes("pull", {}),
             frame_bytes("hello", {}),
             frame_bytes("hello", hello().to_wire() | {"role": "king"}),
@@ -74,11 +77,11 @@ async def test_garbage_instead_of_a_hello():
         ]
         for sample in samples:
             bye = await refused_bytes(pair, sample, after_hello=False)
-            assert bye["code"] in ("frame", "frame_too_large"), sample[:20]
+            assert bye["code"] in REFUSED, sample[:20]
             assert bye["reason"]
         refused = pair.server.statistics().refused
-        assert refused["frame"] + refused["frame_too_large"] == len(samples)
-        assert refused["frame_too_large"] >= 1
+        assert sum(refused.get(code, 0) for code in REFUSED) == len(samples)
+        assert refused["frame_damaged"] >= 3
 
 
 @on_both_loops
@@ -86,30 +89,27 @@ async def test_garbage_after_the_hello():
     async with Pair() as pair:
         good = frame_bytes("echo", {}, rid=1, bins=[b"x" * 100])
         broken = bytearray(good)
-        broken[8] = 0xC1
+        broken[wire.PREFIX_BYTES] = 0xC1
         for sample in (
             bytes(broken),
-            b"\0" * 8,
+            b"\0" * 16,
             good + b"\xff" * 20,
             frame_bytes("hello", hello().to_wire()),
         ):
-            assert (await refused_bytes(pair, sample, after_hello=True))["code"] in (
-                "frame",
-                "frame_too_large",
-            )
+            assert (await refused_bytes(pair, sample, after_hello=True))["code"] in REFUSED
         ended = pair.server.statistics().ended
-        assert ended["frame"] == 3
-        assert ended["frame_too_large"] == 1
+        assert ended["frame"] == 2  # the head, the second hello
+        assert ended["frame_damaged"] == 2
 
 
 @on_both_loops
 async def test_a_frame_that_announces_too_much_takes_no_memory():
     async with Pair(limits=ConnectionLimits(max_frame_bytes=1 << 20)) as pair:
-        flood = struct.pack("<II", 1 << 30, 100) + bytes(500_000)  # it also keeps sending
+        flood = wire.pack_prefix(1 << 30, 100, 0) + bytes(500_000)  # it also keeps sending
         bye = await refused_bytes(pair, flood, after_hello=True)
         assert bye["code"] == "frame_too_large"
         assert bye["details"] == {"size": 1 << 30, "limit": 1 << 20}
-        hello_flood = struct.pack("<II", 100_000, 100)  # before a hello far less is allowed
+        hello_flood = wire.pack_prefix(100_000, 100, 0)  # before a hello far less is allowed
         assert (await refused_bytes(pair, hello_flood, after_hello=False))["code"] == "frame_too_large"
 
 

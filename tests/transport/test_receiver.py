@@ -73,7 +73,7 @@ def test_a_large_body_is_received_without_a_copy():
 def test_the_length_is_checked_before_memory_is_taken():
     receiver = FrameReceiver(1000)
     stream = b"".join(wire.encode("k", 1, {}, [bytes(2000)]))
-    receiver.get_buffer()[:8] = stream[:8]
-    receiver.received(8)
+    receiver.get_buffer()[: wire.PREFIX_BYTES] = stream[: wire.PREFIX_BYTES]
+    receiver.received(wire.PREFIX_BYTES)
     with pytest.raises(FrameTooLargeError):
         receiver.next_frame()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import zlib
 
 import msgpack
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ecstore import wire
-from ecstore.errors import FrameError, FrameTooLargeError
+from ecstore.errors import FrameDamagedError, FrameError, FrameTooLargeError
 
 scalars = (
     st.none()
@@ -32,15 +33,15 @@ kinds = st.text("abcdefghijklmnopqrstuvwxyz._", min_size=1, max_size=wire.MAX_KI
 bin_sizes = st.lists(st.integers(0, 600) | st.sampled_from([16383, 16384, 16385, 65535, 65536]), max_size=9)
 
 
-def join(chunks: list[wire.Chunk]) -> tuple[np.ndarray, int]:
-    """(body in an array of its own, head length) of encoded chunks, with the prefix checked."""
+def join(chunks: list[wire.Chunk]) -> tuple[np.ndarray, int, int]:
+    """(body in an array of its own, head length, checksum) of encoded chunks, with the prefix checked."""
     raw = b"".join(chunks)
-    length, head_length = struct.unpack_from("<II", raw)
+    length, head_length, body_checksum, _own = struct.unpack_from("<IIII", raw)
     assert length == len(raw) - wire.PREFIX_BYTES
-    assert wire.decode_prefix(raw) == (length, head_length)
+    assert wire.decode_prefix(raw) == (length, head_length, body_checksum)
     body = np.empty(length, np.uint8)
     body[:] = np.frombuffer(raw, np.uint8, offset=wire.PREFIX_BYTES)
-    return body, head_length
+    return body, head_length, body_checksum
 
 
 def payloads(sizes: list[int]) -> list[bytes]:
@@ -51,8 +52,8 @@ def payloads(sizes: list[int]) -> list[bytes]:
 @settings(max_examples=80, deadline=None)
 def test_round_trip_is_aligned_and_plain_msgpack(kind, rid, meta, sizes):
     bins = payloads(sizes)
-    body, head_length = join(wire.encode(kind, rid, meta, bins))
-    frame = wire.decode(body, head_length)
+    body, head_length, body_checksum = join(wire.encode(kind, rid, meta, bins))
+    frame = wire.decode(body, head_length, body_checksum)
     assert (frame.kind, frame.rid, frame.meta) == (kind, rid, meta)
     assert [item.tobytes() for item in frame.bins] == bins
     for item in frame.bins:
@@ -136,16 +137,21 @@ def test_limits_of_the_sender():
 
 def test_limits_of_the_receiver():
     with pytest.raises(FrameTooLargeError):
-        wire.decode_prefix(struct.pack("<II", 1001, 10), max_frame_bytes=1000)
+        wire.decode_prefix(wire.pack_prefix(1001, 10, 0), max_frame_bytes=1000)
     with pytest.raises(FrameTooLargeError):
-        wire.decode_prefix(struct.pack("<II", 1000, 500), max_head_bytes=400)
+        wire.decode_prefix(wire.pack_prefix(1000, 500, 0), max_head_bytes=400)
     for length, head in ((0, 0), (10, 11), (10, 3), (2, 2)):
         with pytest.raises(FrameError):
-            wire.decode_prefix(struct.pack("<II", length, head))
+            wire.decode_prefix(wire.pack_prefix(length, head, 0))
 
 
 def body_of(raw: bytes) -> np.ndarray:
     return np.frombuffer(bytearray(raw), np.uint8)
+
+
+def read(raw: bytes, head_length: int) -> wire.Frame:
+    """The frame of a body that was not damaged, whatever else is wrong with it."""
+    return wire.decode(body_of(raw), head_length, zlib.crc32(raw))
 
 
 HEAD = b"\xa1x\x01\x80"  # kind "x", rid 1, empty meta
@@ -179,7 +185,7 @@ HEAD = b"\xa1x\x01\x80"  # kind "x", rid 1, empty meta
 )
 def test_malformed_heads(raw):
     with pytest.raises(FrameError):
-        wire.decode(body_of(raw), len(raw))
+        read(raw, len(raw))
 
 
 @pytest.mark.parametrize(
@@ -201,32 +207,62 @@ def test_malformed_bins(tail):
     head = b"\x95" + HEAD
     assert len(head) == 5
     good = head + b"\xc4\x07" + bytes(7) + b"\xc4\x01x"  # 5 + 2 + 7 + 2 = 16
-    assert wire.decode(body_of(good), 5).bins[0].tobytes() == b"x"
+    assert read(good, 5).bins[0].tobytes() == b"x"
     with pytest.raises(FrameError):
-        wire.decode(body_of(head + tail), 5)
+        read(head + tail, 5)
 
 
 @given(st.binary(min_size=0, max_size=200), st.integers(-5, 210))
 @settings(max_examples=300, deadline=None)
 def test_garbage_raises_frame_errors_only(raw, head_length):
     with contextlib.suppress(FrameError, FrameTooLargeError):
-        wire.decode(body_of(raw), head_length)
+        read(raw, head_length)
     if len(raw) >= 8:
         with contextlib.suppress(FrameError, FrameTooLargeError):
-            wire.decode_prefix(raw)
+            wire.decode_prefix(wire.pack_prefix(*struct.unpack_from("<II", raw), 0))
 
 
 @given(metas, bin_sizes, st.data())
 @settings(max_examples=150, deadline=None)
 def test_mutated_frames_raise_frame_errors_only(meta, sizes, data):
-    body, head_length = join(wire.encode("kind", 77, meta, payloads([min(size, 300) for size in sizes])))
+    body, head_length, _sum = join(wire.encode("kind", 77, meta, payloads([min(size, 300) for size in sizes])))
     for _ in range(data.draw(st.integers(1, 4))):
         position = data.draw(st.integers(0, body.size - 1))
         body[position] = data.draw(st.integers(0, 255))
     cut = data.draw(st.integers(0, body.size))
     for candidate in (body, body[:cut].copy()):
         try:
-            frame = wire.decode(candidate, head_length)
+            frame = read(candidate.tobytes(), head_length)
         except (FrameError, FrameTooLargeError):
             continue
         assert sum(item.size for item in frame.bins) <= candidate.size
+
+
+@given(bin_sizes, st.data())
+@settings(max_examples=150, deadline=None)
+def test_every_damaged_byte_is_noticed(sizes, data):
+    raw = bytearray(b"".join(wire.encode("kind", 77, {"a": 1}, payloads(sizes))))
+    position = data.draw(st.integers(0, len(raw) - 1))
+    raw[position] ^= data.draw(st.integers(1, 255))
+    with pytest.raises((FrameDamagedError, FrameError)) as caught:
+        _length, head_length, body_checksum = wire.decode_prefix(raw)
+        wire.decode(body_of(bytes(raw[wire.PREFIX_BYTES :])), head_length, body_checksum)
+    assert position >= wire.PREFIX_BYTES or caught.type is FrameDamagedError
+
+
+def test_exchanged_words_of_a_large_bin_are_noticed():
+    words = np.arange(1, 1 + 4096, dtype=np.uint64)
+    exchanged = words.copy()
+    exchanged[[8, 12]] = exchanged[[12, 8]]  # the same lane of the fold
+    body, head_length, body_checksum = join(wire.encode("x", 1, {}, [words]))
+    other, _head, _sum = join(wire.encode("x", 1, {}, [exchanged]))
+    assert wire.decode(body, head_length, body_checksum).bins[0].size == 32768
+    with pytest.raises(FrameDamagedError):
+        wire.decode(other, head_length, body_checksum)
+
+
+def test_a_bin_at_an_odd_address_has_the_same_checksum():
+    raw = np.frombuffer(bytes(range(256)) * 200, np.uint8)
+    odd = np.empty(raw.size + 1, np.uint8)[1:]
+    odd[:] = raw
+    assert b"".join(wire.encode("x", 1, {}, [odd])) == b"".join(wire.encode("x", 1, {}, [raw.tobytes()]))
