@@ -298,10 +298,11 @@ class FrameStream(asyncio.BufferedProtocol):
         self.refuse(error, "hello_late")
 
     def _error_of_bye(self, meta: Mapping[str, Any]) -> EcstoreError:
-        code, reason = str(meta.get("code")), str(meta.get("reason"))
-        if code in BY_CODE:
-            return error_from_wire({"code": code, "message": reason, "details": meta.get("details")})
-        return UnavailableError(f"{self} closed the connection: {reason}")
+        code, reason = meta.get("code"), meta.get("reason")
+        said = reason if isinstance(reason, str) else ""
+        if isinstance(code, str) and code in BY_CODE:
+            return error_from_wire({"code": code, "message": said, "details": meta.get("details")})
+        return UnavailableError(f"{self} closed the connection: {said}")
 
     # ---- hooks
 
