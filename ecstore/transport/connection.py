@@ -57,6 +57,8 @@ class Endpoint:
     on_ended: Callable[[Connection, EcstoreError], None]
     #: The socket is gone.
     on_lost: Callable[[Connection], None]
+    #: So many bytes were queued for the peer of a connection.
+    on_write: Callable[[Connection, int], None] = lambda conn, size: None
 
 
 class Connection(FrameStream):
@@ -264,6 +266,9 @@ class Connection(FrameStream):
         callbacks, self.on_close = self.on_close, []
         for callback in callbacks:
             self._guard(lambda call=callback: call(self))  # type: ignore[misc]
+
+    def _wrote(self, size: int) -> None:
+        self._endpoint.on_write(self, size)
 
     def _socket_gone(self) -> None:
         self._endpoint.on_lost(self)
