@@ -77,6 +77,19 @@ def shard_of(keys: KeyArray, seed: int, shards: int) -> npt.NDArray[np.uint32]:
 
 
 @kernel
+def _count_strays(keys: KeyArray, salt: np.uint64, shards: np.uint64, shard: np.uint64) -> int:
+    strays = 0
+    for i in range(len(keys)):
+        strays += (((_mix(keys[i] ^ salt) >> _S32) * shards) >> _S32) != shard
+    return strays
+
+
+def strays(keys: KeyArray, seed: int, shards: int, shard: int) -> int:
+    """How many of the keys u64[n] (C-contiguous, writable) do not belong to data shard number `shard` of `shards`."""
+    return int(_count_strays(keys, shard_seed(seed), np.uint64(shards), np.uint64(shard)))
+
+
+@kernel
 def _initial_weights(
     keys: KeyArray,
     salt: np.uint64,
@@ -120,4 +133,5 @@ def warm_up() -> None:
     """Compile (or load from the cache) every kernel of this module with the types used in production."""
     keys = np.array([0, 2**64 - 1], np.uint64)
     shard_of(keys, 1, 3)
+    strays(keys, 1, 3, 0)
     initial_weights(Uniform(-1.0, 1.0), 1, keys, 3)

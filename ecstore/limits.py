@@ -58,9 +58,14 @@ MAX_BLOCKS_IN_FLIGHT = 4
 #: Requests of one node that wait for something (decoding, acknowledgement windows, a newer map).
 MAX_WAITING_REQUESTS = 4096
 
-#: Keys and gradients of the pushes that wait on one node; further ones are refused until there is room, and their
-#: clients try again. As much as one shard may have unacknowledged.
+#: Keys and gradients of the pushes that wait on one node, and as much for all other requests of clients that wait;
+#: further ones are refused until there is room, and their clients try again. As much as one shard may have
+#: unacknowledged.
 MAX_WAITING_BYTES = 32 * MIB
+
+#: Bodies of the requests of nodes that wait: mostly for the next turn of the loop. Frames of a takeover are the
+#: largest of them; what is refused, the other node asks again.
+MAX_WAITING_BYTES_OF_NODES = 256 * MIB
 
 #: Ids of one push or pull request to one node.
 MAX_IDS_PER_REQUEST = 1 << 22

@@ -46,6 +46,9 @@ MAX_FRAME_BYTES: Final = 256 << 20
 #: into bins; 4 MiB is far beyond any cluster map or table list.
 MAX_HEAD_BYTES: Final = 4 << 20
 
+#: Bytes of Python objects that one byte of a head may become: an empty list is one byte of msgpack, and 80 in memory.
+OBJECT_FACTOR: Final = 80
+
 #: Bins of one frame: 60 coalesced deltas and a few arrays beside them. Bounds the Python work of a small
 #: frame.
 MAX_BINS: Final = 64
@@ -88,6 +91,8 @@ class Frame:
     rid: int
     meta: dict[str, Any]
     bins: list[npt.NDArray[np.uint8]]
+    #: Memory that a received frame keeps: its body, and what its head may have become as Python objects.
+    nbytes: int = 0
 
     def bin(self, index: int, dtype: npt.DTypeLike, shape: int | tuple[int, ...] = -1) -> npt.NDArray[Any]:
         """Typed, aligned, zero-copy view of bin `index`; one dimension of `shape` may be -1.
@@ -227,7 +232,7 @@ def decode(body: npt.NDArray[np.uint8], head_length: int, body_checksum: int) ->
     kind, rid, meta = _decode_head(view[header_length:head_length])
     if position != body.size:
         raise FrameError(f"{body.size - position} bytes follow the last item of frame {kind!r}")
-    return Frame(kind, rid, meta, bins)
+    return Frame(kind, rid, meta, bins, body.size + OBJECT_FACTOR * head_length)
 
 
 def _check_body_length(length: int, limit: int) -> None:

@@ -16,12 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ecstore import buffers, limits
-from ecstore.cluster.map import Table
+from ecstore.cluster.map import Table, parse_code
 from ecstore.errors import (
     CapacityError,
+    CodeError,
     EcstoreError,
     FencedError,
     FrameError,
+    FrameTooLargeError,
+    KeyRangeError,
     NonFiniteError,
     NotOwnerError,
     NotReadyError,
@@ -29,8 +32,9 @@ from ecstore.errors import (
     ShapeError,
     UnknownTableError,
 )
+from ecstore.hashing import strays
 from ecstore.node.dedupe import Verdict
-from ecstore.node.messages import integer
+from ecstore.node.messages import MAX_CLIENT_BYTES, integer
 from ecstore.node.rowstore import RowStore
 from ecstore.node.runtime import OwnedData, Runtime
 from ecstore.routing import all_finite
@@ -40,8 +44,14 @@ from ecstore.wire import Frame
 #: A request that waits for a decode or for room gives up after this time; the client asks again within its deadline.
 WAIT_S = 10.0
 
+#: Failed sections of one reply that are told with a message; of more, the code alone must do.
+MAX_MESSAGES = 512
+
 #: Slots that one scan reply covers at most.
 MAX_SCAN_SLOTS = 1 << 16
+
+#: Memory of one section that waits, beside its arrays: it waits in a task of its own.
+SECTION_BYTES = 4096
 
 U64 = NDArray[np.uint64]
 
@@ -136,15 +146,41 @@ class ClientApi:
             store = owned.shard.open_table(table_id, table.spec)
         return store
 
+    def _check_places(self, sections: list[_Section]) -> None:
+        """Raise, for the whole request, when a section's table is of another code than its group, or keys of it belong
+        to another data shard: rows that went there no other client would find. What the map here does not know yet
+        is judged with its section.
+        """
+        for section in sections:
+            table, number = self._runtime.tables.get(section.table_id), self._runtime.numbers.get(section.gid)
+            if table is None or number is None or not 0 <= section.index < number.per_group:
+                continue
+            code = self._runtime.map.groups[section.gid].code
+            if parse_code(table.spec.code).name != code:
+                raise CodeError(
+                    f"table {table.spec.name!r} has code {table.spec.code}, group {section.gid} is of {code}: "
+                    "route by the map"
+                )
+            astray = strays(section.keys, self._runtime.map.seed, number.shards, number.first + section.index)
+            if astray:
+                raise KeyRangeError(
+                    f"{astray} of {section.keys.size} keys do not belong to shard {section.index} of group "
+                    f"{section.gid}: route by the rule of docs/PROTOCOL.md, section 4"
+                )
+
     # -- pull -----------------------------------------------------------------------------------------
 
     def _pull(self, connection: Connection, frame: Frame) -> None:
         sections = _pull_sections(frame)
         self._fence()
-        if any(self._needs_decode(section) for section in sections):
-            self._runtime.spawn_request(self._pull_later(connection, frame, sections), "pull")
-        else:
-            self._answer_pull(connection, frame, sections, {})
+        self._check_places(sections)
+        if not any(self._needs_decode(section) for section in sections):
+            self._answer_pull(connection, frame.rid, sections, {})
+            return
+        for section in sections:
+            section.detach()
+        kept = sum(section.nbytes + SECTION_BYTES for section in sections)
+        self._runtime.spawn_request(self._pull_later(connection, frame.rid, sections), "pull", nbytes=kept)
 
     def _needs_decode(self, section: _Section) -> bool:
         owned = self._runtime.data.get((section.gid, section.index))
@@ -153,7 +189,7 @@ class ClientApi:
         slots = owned.shard.tables[section.table_id].find(section.keys)
         return bool(owned.shard.lost_slots(section.table_id, slots).size)
 
-    async def _pull_later(self, connection: Connection, frame: Frame, sections: list[_Section]) -> None:
+    async def _pull_later(self, connection: Connection, rid: int, sections: list[_Section]) -> None:
         """Decode what the sections need, side by side, then answer."""
         errors: dict[int, EcstoreError] = {}
 
@@ -179,9 +215,9 @@ class ClientApi:
                 )
         try:
             self._fence()
-            self._answer_pull(connection, frame, sections, errors)
+            self._answer_pull(connection, rid, sections, errors)
         except EcstoreError as error:
-            connection.reply_error(frame.rid, error)
+            connection.reply_error(rid, error)
 
     async def _decode_for(self, section: _Section) -> None:
         while self._needs_decode(section):
@@ -193,7 +229,7 @@ class ClientApi:
             await owned.decoder.ensure(section.table_id, slots)
 
     def _answer_pull(
-        self, connection: Connection, frame: Frame, sections: list[_Section], errors: dict[int, EcstoreError]
+        self, connection: Connection, rid: int, sections: list[_Section], errors: dict[int, EcstoreError]
     ) -> None:
         stores: list[tuple[_Section, RowStore] | None] = []
         total = 0
@@ -218,24 +254,19 @@ class ClientApi:
                 store.pull(section.keys, out[at : at + size].reshape(section.keys.size, store.dim))
                 at += size
         self._runtime.count("rows_pulled", sum(entry[0].keys.size for entry in stores if entry is not None))
-        connection.reply(frame.rid, self._meta(errors), [out])
-
-    def _meta(self, errors: dict[int, EcstoreError]) -> dict[str, Any]:
-        meta: dict[str, Any] = {"epoch": self._runtime.map.epoch}
-        if errors:
-            meta["errors"] = [[number, error.to_wire()] for number, error in sorted(errors.items())]
-        return meta
+        connection.reply(rid, _meta(self._runtime, errors), [out])
 
     # -- push, load, delete -----------------------------------------------------------------------------
 
     def _push(self, connection: Connection, frame: Frame) -> None:
         client, op = frame.meta.get("client"), frame.meta.get("op")
-        if not isinstance(client, bytes) or not 1 <= len(client) <= 32:
-            raise FrameError("a push carries the client's id: 1 to 32 bytes")
+        if not isinstance(client, bytes) or not 1 <= len(client) <= MAX_CLIENT_BYTES:
+            raise FrameError(f"a push carries the client's id: 1 to {MAX_CLIENT_BYTES} bytes")
         if op not in ("push", "load", "delete"):
-            raise FrameError(f"unknown operation {op!r}: push, load or delete")
+            raise FrameError("the operation of a push is push, load or delete")
         sections = _push_sections(frame, op)
         self._fence()
+        self._check_places(sections)
         answer = _PushAnswer(self._runtime, connection, frame, len(sections))
         wait_for_sinks = frame.meta.get("ack") != "local"
         for number, section in enumerate(sections):
@@ -411,10 +442,24 @@ class _PushAnswer:
                 FencedError(f"node {self._runtime.name} has lost its lease; fetch the map and push again"),
             )
             return
-        meta: dict[str, Any] = {"epoch": self._runtime.map.epoch}
-        if self._errors:
-            meta["errors"] = [[at, error.to_wire()] for at, error in sorted(self._errors.items())]
-        self._connection.reply(self._rid, meta)
+        try:
+            self._connection.reply(self._rid, _meta(self._runtime, self._errors))
+        except FrameTooLargeError:  # we may be in the middle of a shard's acknowledgements: nothing may come out here
+            refusal = CapacityError(
+                "more sections failed than a frame to you can tell; push again, in smaller requests"
+            )
+            self._connection.reply_error(self._rid, refusal)
+
+
+def _meta(runtime: Runtime, errors: dict[int, EcstoreError]) -> dict[str, Any]:
+    """Meta of a reply, with the errors of its sections."""
+    meta: dict[str, Any] = {"epoch": runtime.map.epoch}
+    if errors:
+        told = [(number, error.to_wire()) for number, error in sorted(errors.items())]
+        for _number, wire in told[MAX_MESSAGES:]:
+            wire["message"] = ""
+        meta["errors"] = told
+    return meta
 
 
 def _heads(frame: Frame, width: int) -> list[list[int]]:

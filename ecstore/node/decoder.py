@@ -23,6 +23,7 @@ from ecstore.errors import (
 )
 from ecstore.node.data_shard import DataShard
 from ecstore.node.decoding import DataAnswer, Pattern, combine, parities_needed, patterns
+from ecstore.node.messages import integer
 from ecstore.node.pacing import Pacer
 from ecstore.node.recovery import Recovery
 from ecstore.node.runtime import Runtime
@@ -31,8 +32,10 @@ from ecstore.wire import Frame
 I64 = NDArray[np.int64]
 U8 = NDArray[np.uint8]
 
-#: Between two attempts of a decode that met a change of owners or an unreachable peer.
+#: Between two attempts of a decode that met a change of owners or an unreachable peer; doubled each time, up to the
+#: longest: a cut that the logs no longer reach back to is read again at once, but not for ever at full speed.
 RETRY_S = 0.02
+LONGEST_RETRY_S = 0.32
 
 #: One attempt asks each peer this long at most; a peer that does not answer is declared down meanwhile.
 ATTEMPT_TIMEOUT_S = 2.0
@@ -118,6 +121,7 @@ class Decoder:
                 job.done.set_result(None)
 
     async def _decode_until_done(self, table_id: int, slots: I64, on_demand: bool) -> None:
+        pause = RETRY_S
         while True:
             if self._closed is not None:
                 raise self._closed
@@ -131,7 +135,8 @@ class Decoder:
                 raise
             except EcstoreError:
                 self._runtime.count("decode_retries")
-                await self._runtime.map_change(RETRY_S)
+                await self._runtime.map_change(pause)
+                pause = min(2 * pause, LONGEST_RETRY_S)
                 continue
             restored = self._shard.restore(table_id, slots, rows)
             self._recovery.progress(restored, restored * rows.shape[1], self._runtime.wall(), on_demand=on_demand)
@@ -189,4 +194,4 @@ class Decoder:
 
 def _data_answer(frame: Frame, count: int, row_bytes: int) -> DataAnswer:
     erased = frame.bin(1, np.uint8, (count,)).astype(np.bool_) if frame.meta.get("erased") else None
-    return DataAnswer(int(frame.meta["seq"]), frame.bin(0, np.uint8, (count, row_bytes)), erased)
+    return DataAnswer(integer(frame.meta, "seq"), frame.bin(0, np.uint8, (count, row_bytes)), erased)

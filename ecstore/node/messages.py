@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ecstore.cluster.map import MAX_TABLES
 from ecstore.errors import FrameError
+from ecstore.limits import MAX_CLIENTS_PER_SHARD
 from ecstore.node.deltalog import DeltaFrame
 from ecstore.node.sink_shard import TableSnapshot
 from ecstore.wire import Frame
@@ -22,6 +24,15 @@ Bins = list[NDArray[Any]]
 
 #: Types of the head of one delta, as `pack_deltas` writes it.
 _DELTA_HEAD = [int] * 11 + [bytes, int]
+
+#: Types of one acknowledgement: group, source, sink, subscription, applied, verdict.
+_ACK = [int] * 5 + [str]
+
+#: Bytes of a client's id. A delta or a snapshot may carry an empty one: no client asked for it.
+MAX_CLIENT_BYTES = 32
+
+#: Bytes of a row: 16,384 weights with the state of Adam, with room to spare.
+MAX_ROW_BYTES = 1 << 20
 
 
 class Addressed(NamedTuple):
@@ -70,8 +81,10 @@ def unpack_deltas(message: Frame) -> list[Addressed]:
     at = key_at = 0
     for number, head in enumerate(heads):
         gid, src, dst, subscription, acked, seq, table_id, n, row_bytes, new, freed, client, request_no = head
-        if min(gid, src, dst, n, new, freed) < 0 or row_bytes <= 0 or row_bytes % 8:
-            raise FrameError("a delta's sizes must not be negative, and row_bytes is a positive multiple of 8")
+        if min(gid, src, dst, n, new, freed) < 0:
+            raise FrameError("a delta's places and sizes must not be negative")
+        check_row_bytes(row_bytes)
+        _check_client(client)
         slots, new_slots, freed_slots = (
             small[at : at + n],
             small[at + n :][:new],
@@ -106,8 +119,12 @@ def pack_tables(tables: Sequence[TableSnapshot]) -> tuple[list[list[int]], Bins]
 def unpack_tables(heads: Any, message: Frame, first_bin: int = 0) -> list[TableSnapshot]:
     try:
         sizes = [(int(head[0]), int(head[1]), int(head[2])) for head in heads]
-    except (TypeError, ValueError, IndexError) as error:
+    except (TypeError, ValueError, IndexError, KeyError, OverflowError) as error:
         raise FrameError(f"malformed table heads: {error}") from None
+    if len(sizes) > MAX_TABLES or any(table_id < 0 or used < 0 for table_id, _bytes, used in sizes):
+        raise FrameError(f"a key list has at most {MAX_TABLES} tables, and neither ids nor sizes below 0")
+    for _table, row_bytes, _used in sizes:
+        check_row_bytes(row_bytes, may_be_unknown=True)
     total = sum(used for _table, _bytes, used in sizes)
     keys = message.bin(first_bin, np.uint64, (total,))
     flags = message.bin(first_bin + 1, np.uint8, (total,))
@@ -123,15 +140,42 @@ def pack_requests(entries: Iterable[tuple[bytes, int, int]]) -> list[list[Any]]:
 
 
 def unpack_requests(entries: Any) -> list[tuple[bytes, int, int]]:
-    try:
-        return [(bytes(client), int(request_no), int(seq)) for client, request_no, seq in entries]
-    except (TypeError, ValueError) as error:
-        raise FrameError(f"malformed request numbers: {error}") from None
+    if not isinstance(entries, list) or len(entries) > MAX_CLIENTS_PER_SHARD:
+        raise FrameError(f"request numbers come as a list of at most {MAX_CLIENTS_PER_SHARD}, one for each client")
+    for entry in entries:
+        if not isinstance(entry, list) or [type(field) for field in entry] != [bytes, int, int]:
+            raise FrameError("a request number is a list of the client's id in bytes and two integers")
+        _check_client(entry[0])
+    return [(client, request_no, seq) for client, request_no, seq in entries]
+
+
+def unpack_acks(message: Frame) -> tuple[list[tuple[int, int, int, int, int, str]], int]:
+    """The acknowledgements of one `acks` message, and its sender's epoch."""
+    acks = message.meta.get("acks")
+    if not isinstance(acks, list):
+        raise FrameError("an acks message carries a list")
+    for ack in acks:
+        if not isinstance(ack, list) or [type(field) for field in ack] != _ACK:
+            raise FrameError("an acknowledgement is a list of 5 integers and a verdict")
+    return [(gid, src, dst, number, applied, verdict) for gid, src, dst, number, applied, verdict in acks], integer(
+        message.meta, "epoch"
+    )
+
+
+def check_row_bytes(row_bytes: int, *, may_be_unknown: bool = False) -> None:
+    """FrameError unless rows may have this width. `may_be_unknown`: 0 says that the sender does not know it."""
+    if not (may_be_unknown and row_bytes == 0) and (not 0 < row_bytes <= MAX_ROW_BYTES or row_bytes % 8):
+        raise FrameError(f"row_bytes is a multiple of 8 from 8 to {MAX_ROW_BYTES}")
+
+
+def _check_client(client: bytes) -> None:
+    if len(client) > MAX_CLIENT_BYTES:
+        raise FrameError(f"a client's id has at most {MAX_CLIENT_BYTES} bytes")
 
 
 def integer(meta: Meta, name: str) -> int:
     """An integer field of a message."""
     value = meta.get(name)
     if not isinstance(value, int) or isinstance(value, bool):
-        raise FrameError(f"field {name!r} must be an integer, got {value!r}")
+        raise FrameError(f"field {name!r} must be an integer, not {type(value).__name__}")
     return value

@@ -12,15 +12,17 @@ from typing import Any
 import numpy as np
 
 from ecstore import limits
-from ecstore.errors import EcstoreError, FrameError, NotReadyError
+from ecstore.errors import EcstoreError, FrameError, NotReadyError, ShapeError
 from ecstore.node.data_shard import DataShard, SinkCursor, SinkKey
 from ecstore.node.deltalog import DeltaFrame
 from ecstore.node.messages import (
     Addressed,
+    check_row_bytes,
     integer,
     pack_deltas,
     pack_requests,
     pack_tables,
+    unpack_acks,
     unpack_deltas,
     unpack_requests,
     unpack_tables,
@@ -103,6 +105,7 @@ class PeerApi:
         if self._runtime.is_dropped(item.frame.table_id):
             sink.shard.drop_table(item.frame.table_id)
         try:
+            self._check_width(item.frame)
             verdict = sink.shard.apply(item.src, item.frame, item.acked_by_all)
         except EcstoreError as error:  # raised before a byte was written
             self._runtime.count("deltas_unfit")
@@ -112,10 +115,14 @@ class PeerApi:
             return "ok"
         return "gap" if verdict is Applied.GAP else "unsynced"
 
+    def _check_width(self, frame: DeltaFrame) -> None:
+        """The first delta of a table makes the slab of its width here; a wrong one would shut out all that follow."""
+        table = self._runtime.tables.get(frame.table_id)
+        if table is not None and frame.delta.shape[1] != table.spec.row_bytes:
+            raise ShapeError(f"rows of table {table.id} have {table.spec.row_bytes} bytes; the owner is at fault")
+
     def _acks(self, connection: Connection, frame: Frame) -> None:
-        acks = frame.meta.get("acks")
-        if not isinstance(acks, list):
-            raise FrameError("an acks message carries a list")
+        acks, epoch = unpack_acks(frame)
         name, incarnation = connection.peer.name, connection.peer.incarnation
         for gid, src, dst, subscription, applied, verdict in acks:
             owned = self._runtime.data.get((gid, src))
@@ -133,7 +140,7 @@ class PeerApi:
                 shard.acknowledge(key, applied, subscription)
             if verdict != "ok":
                 self._runtime.streams.resend(shard, cursor, later=verdict != "gap")
-        if frame.meta.get("epoch", 0) > self._runtime.map.epoch:
+        if epoch > self._runtime.map.epoch:
             self._runtime.map_is_old()
 
     def _snapshot(self, connection: Connection, frame: Frame) -> None:
@@ -141,11 +148,16 @@ class PeerApi:
         sink, src = self._fed_sink(connection, frame)
         if sink is None or sink.shard.sources[src].synced:
             return
-        for table in (tables := unpack_tables(frame.meta.get("tables"), frame)):
+        tables, requests = unpack_tables(frame.meta.get("tables"), frame), unpack_requests(frame.meta.get("requests"))
+        seq = integer(frame.meta, "seq")
+        for table in tables:
+            check_row_bytes(table.row_bytes)
+            if table.keys.size > limits.slab_rows(limits.MAX_ROWS_PER_SHARD, table.row_bytes):
+                raise FrameError(f"the key list of table {table.table_id} is longer than a shard may be")
+        for table in tables:
             if self._runtime.is_dropped(table.table_id):
                 sink.shard.drop_table(table.table_id)
-        requests = unpack_requests(frame.meta.get("requests"))
-        sink.shard.load_snapshot(src, integer(frame.meta, "seq"), tables, requests)
+        sink.shard.load_snapshot(src, seq, tables, requests)
         if sink.recovery is not None:
             sink.recovery.rows_total += sum(int(table.allocated.sum()) for table in tables)
         sink.changed.set()
@@ -155,10 +167,10 @@ class PeerApi:
         if sink is None:
             return
         row_bytes, block = integer(frame.meta, "row_bytes"), integer(frame.meta, "block")
+        check_row_bytes(row_bytes)
         rows = frame.bin(0, np.uint8, (limits.BLOCK_SLOTS, row_bytes))
-        seq, table_id = integer(frame.meta, "seq"), integer(frame.meta, "table")
+        seq, table_id, taken = (integer(frame.meta, name) for name in ("seq", "table", "rows"))
         if sink.shard.load_block(src, seq, table_id, block, rows) and sink.recovery is not None:
-            taken = integer(frame.meta, "rows")
             sink.recovery.progress(taken, taken * row_bytes, self._runtime.wall())
             sink.recovery.rows_total = max(sink.recovery.rows_total, sink.recovery.rows_decoded)
         sink.changed.set()
@@ -223,6 +235,8 @@ class PeerApi:
         store = shard.tables.get(table_id)
         if store is None:
             raise NotReadyError(f"table {table_id} is gone")
+        if not 0 <= block * limits.BLOCK_SLOTS < limits.MAX_ROWS_PER_SHARD:
+            raise FrameError(f"block {block} is none of a shard of at most {limits.MAX_ROWS_PER_SHARD} slots")
         slots = np.arange(block * limits.BLOCK_SLOTS, (block + 1) * limits.BLOCK_SLOTS, dtype=np.int64)
         if owned.decoder is not None:
             await owned.decoder.ensure(table_id, slots)
@@ -297,8 +311,9 @@ class PeerApi:
         slots = frame.bin(0, np.uint32).astype(np.int64)
         if slots.size and not (np.diff(slots) > 0).all():
             raise FrameError("slots of a parity read rise: sorted, each once")
-        if row_bytes <= 0 or row_bytes % 8 or not isinstance(seqs, list) or any(type(seq) is not int for seq in seqs):
-            raise FrameError("a parity read names row_bytes (a multiple of 8) and a cut (one seq per data shard)")
+        check_row_bytes(row_bytes)
+        if not isinstance(seqs, list) or any(type(seq) is not int for seq in seqs):
+            raise FrameError("a parity read names a cut: one seq per data shard")
         _check_reply(slots.size, row_bytes)
         cut = {src: int(seq) for src, seq in enumerate(seqs)}
         deadline = self._runtime.loop.time() + CUT_WAIT_S
@@ -372,6 +387,7 @@ class PeerApi:
         for item in unpack_deltas(frame):
             if self._runtime.is_dropped(item.frame.table_id):
                 sink.shard.drop_table(item.frame.table_id)
+            self._check_width(item.frame)
             sink.shard.apply(src, item.frame)
         self._runtime.notify_deltas()
         connection.reply(frame.rid, {"applied": sink.shard.sources[src].applied})

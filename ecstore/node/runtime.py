@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ecstore import limits
-from ecstore.cluster.map import ClusterMap, Group, Table, empty_map
+from ecstore.cluster.map import ClusterMap, Group, Table, empty_map, parse_code
 from ecstore.coordination.base import Coordination
 from ecstore.errors import CapacityError, DataLossError, EcstoreError, FencedError, NotReadyError
 from ecstore.node.config import NodeConfig
@@ -71,6 +71,26 @@ class OwnedSink:
     recovery: Recovery | None = None
 
 
+class Numbers(NamedTuple):
+    """The data shards of a group in the routing rule of its code."""
+
+    first: int  #: number of the group's first data shard
+    per_group: int
+    shards: int  #: data shards of all groups of the code
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """Requests that wait, and what they keep in memory."""
+
+    requests: int = 0
+    nbytes: int = 0
+
+    def done(self, nbytes: int, _task: asyncio.Task[None]) -> None:
+        self.requests -= 1
+        self.nbytes -= nbytes
+
+
 class Runtime:
     """Shared state of one life of a node."""
 
@@ -81,6 +101,7 @@ class Runtime:
         self.incarnation = 0
         self.map: ClusterMap = empty_map(config.cluster or "", 0)
         self.tables: dict[int, Table] = {}  # of `map`, by id
+        self.numbers: dict[int, Numbers] = {}  # of `map`, by gid
         self.data: dict[Key, OwnedData] = {}
         self.sinks: dict[Key, OwnedSink] = {}
         self.recoveries = RecoveryBook()
@@ -95,7 +116,7 @@ class Runtime:
         self._deltas = asyncio.Event()
         self._deltas_awaited = False
         self._refresh: asyncio.Task[None] | None = None
-        self._waiting = {False: 0, True: 0}  # requests that wait: of clients, of nodes
+        self._waiting = {False: _Waiting(), True: _Waiting()}  # of clients, of nodes
         self._subscriptions = 0
 
     # -- map ------------------------------------------------------------------------------------------
@@ -112,6 +133,11 @@ class Runtime:
     def set_map(self, new: ClusterMap) -> None:
         self.map = new
         self.tables = {table.id: table for table in new.tables.values()}
+        self.numbers = {
+            group.gid: Numbers(k * number, k, k * len(groups))
+            for groups, k in ((new.groups_of(code), parse_code(code).k) for code in new.codes())
+            for number, group in enumerate(groups)
+        }
         self._changed.set()
         self._changed = asyncio.Event()
         self.notify_deltas()
@@ -213,17 +239,26 @@ class Runtime:
         """A child task of the node. Once this life is ending, its caller ends instead."""
         return self._start(work, name, asyncio.CancelledError())
 
-    def spawn_request(self, work: Coroutine[Any, Any, None], name: str, *, of_node: bool = False) -> None:
-        """A child task for a request that has to wait; bounded (G7). Nodes have a bound of their own: what clients
-        wait for may need them.
+    def spawn_request(
+        self, work: Coroutine[Any, Any, None], name: str, *, nbytes: int = 0, of_node: bool = False
+    ) -> None:
+        """A child task for a request that has to wait and keeps `nbytes` of memory until it ends; bounded in number
+        and bytes (G7). Nodes have bounds of their own: what clients wait for may need them.
         """
-        if self._waiting[of_node] >= limits.MAX_WAITING_REQUESTS:
+        waiting = self._waiting[of_node]
+        if waiting.requests >= limits.MAX_WAITING_REQUESTS or (
+            waiting.nbytes and waiting.nbytes + nbytes > (limits.MAX_WAITING_BYTES_OF_NODES if of_node
+                                                          else limits.MAX_WAITING_BYTES)
+        ):  # fmt: skip
             work.close()
-            raise CapacityError(f"node {self.name} has {self._waiting[of_node]} waiting requests; ask again later")
+            raise CapacityError(
+                f"{waiting.requests} requests of {waiting.nbytes} bytes wait on node {self.name}; ask again later"
+            )
         ending = FencedError(f"node {self.name} is ending this life; fetch the map and ask again")
         task = self._start(work, name, ending)
-        self._waiting[of_node] += 1
-        task.add_done_callback(partial(self._request_done, of_node))
+        waiting.requests += 1
+        waiting.nbytes += nbytes
+        task.add_done_callback(partial(waiting.done, nbytes))
 
     def _start(self, work: Coroutine[Any, Any, None], name: str, ending: BaseException) -> asyncio.Task[None]:
         if not self.closing:
@@ -233,9 +268,6 @@ class Runtime:
                 self.closing = True
         work.close()
         raise ending
-
-    def _request_done(self, of_node: bool, _task: asyncio.Task[None]) -> None:
-        self._waiting[of_node] -= 1
 
     def next_subscription(self) -> int:
         """A number for a new delta stream, unique in this life of the node."""

@@ -100,7 +100,7 @@ class _Life:
     def __init__(self, config: NodeConfig, listen: str) -> None:
         self._config = config
         self._listen = listen
-        self._server = Server(max_connections=MAX_CONNECTIONS, admit=self._admit)
+        self._server = Server(max_connections=MAX_CONNECTIONS, admit=self._admit, trusts=self._is_member)
         self._runtime: Runtime
         self._joined = False
         self._over: asyncio.Future[str]
@@ -108,10 +108,15 @@ class _Life:
 
     def _admit(self, hello: Hello) -> None:
         """Clients may not take all connections: nodes must get through."""
-        if hello.role != "node" and len(self._server.connections) >= MAX_CONNECTIONS - RESERVED_FOR_NODES:
-            raise CapacityError(
-                f"node {self._config.name} has {len(self._server.connections)} connections; try another"
-            )
+        if self._is_member(hello):
+            return
+        count = len(self._server.connections)
+        if count >= MAX_CONNECTIONS - RESERVED_FOR_NODES and not self._server.make_room():
+            raise CapacityError(f"node {self._config.name} has {count} connections; try another node, or later")
+
+    def _is_member(self, hello: Hello) -> bool:
+        """Whether this is how a node of the map introduces itself. Nothing proves that it is one."""
+        return hello.role == "node" and self._joined and self._runtime.map.is_alive(hello.name, hello.incarnation)
 
     def hello(self) -> Hello:
         incarnation = self._runtime.incarnation if self._joined else 0
@@ -239,22 +244,25 @@ class _Life:
         elif (work := self._client_api.waiting.get(kind) or self._own.get(kind)) is not None or (
             (from_node or kind in _OPEN_TO_CLIENTS) and (work := self._peer_api.waiting.get(kind)) is not None
         ):
-            self._runtime.spawn_request(self._answer(work, conn, frame), kind, of_node=from_node)
+            self._runtime.spawn_request(self._answer(work, conn, frame), kind, nbytes=frame.nbytes, of_node=from_node)
         elif kind != "map":
             raise ProtocolError(f"a node does not answer {kind!r} from a {conn.peer.role}; see docs/PROTOCOL.md")
 
     async def _answer(self, work: Any, conn: Connection, frame: Frame) -> None:
         """Run a handler that may wait; its typed errors go back to the asker.
 
-        An unexpected error ends the node, unless it was a client's or the admin's request that met it: those can't
-        be trusted to be well-formed, and their handlers change nothing before they have checked everything.
+        An unexpected error ends the node when a node of the map has met it: its messages change shards, and a dead
+        shard can be decoded, a wrong one can't. Anybody else is told: those can't be trusted to be well-formed, and
+        change nothing before everything is checked.
         """
         try:
             await work(conn, frame)
         except EcstoreError as error:
             self._refuse(conn, frame, error)
+        except RecursionError:  # of the text for an error; thus nothing has been changed
+            self._refuse(conn, frame, FrameError(f"the meta of {frame.kind} is nested too deeply; send plain values"))
         except Exception as error:
-            if conn.peer.role == "node":
+            if self._is_member(conn.peer):
                 raise
             logger.exception("answering %s of %s failed", frame.kind, conn)
             what = type(error).__name__

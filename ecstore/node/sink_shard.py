@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ecstore import limits
 from ecstore.codec import apply_delta
-from ecstore.errors import KeyRangeError
+from ecstore.errors import FrameError, KeyRangeError, ShapeError
 from ecstore.node.dedupe import RequestTable
 from ecstore.node.deltalog import DeltaFrame, FrameLog
 from ecstore.node.keylist import KeyList
@@ -148,7 +148,9 @@ class SinkShard:
         """Take in the rows of one block as of `seq`, uint8 (count, row_bytes). False when it is not wanted any more."""
         source = self.sources[src]
         mask = source.unloaded.get(table_id)
-        if not source.synced or source.applied != seq or mask is None or not mask[block]:
+        if not source.synced or source.applied != seq or mask is None:
+            return False
+        if not 0 <= block < mask.size or not mask[block]:
             return False
         start = block * limits.BLOCK_SLOTS
         slots = np.arange(start, start + rows.shape[0], dtype=np.uint32)
@@ -173,10 +175,10 @@ class SinkShard:
         if frame.seq != source.applied + 1:
             return Applied.GAP
         if frame.table_id not in self.dropped:
+            keylist = source.keys.get(frame.table_id) or KeyList()
+            self._check_slots(frame, keylist)
             self._apply_bytes(source, frame)
-            keylist = source.keys.get(frame.table_id)
-            if keylist is None:
-                keylist = source.keys[frame.table_id] = KeyList()
+            source.keys[frame.table_id] = keylist
             if frame.new_slots.size or frame.freed_slots.size:
                 keylist.apply(frame.new_slots, frame.new_keys, frame.freed_slots)
         source.applied = frame.seq
@@ -185,6 +187,16 @@ class SinkShard:
         source.acked_by_all = max(source.acked_by_all, acked_by_all)
         source.log.trim(source.acked_by_all, keep_bytes=limits.MAX_RECENT_BYTES, keep_frames=limits.MAX_LOG_FRAMES)
         return Applied.APPLIED
+
+    def _check_slots(self, frame: DeltaFrame, keylist: KeyList) -> None:
+        """Raise unless the key list can follow the frame. Before bytes are touched: a frame that is refused comes
+        again, and what it had changed would then be changed twice. The bytes check themselves (`apply_delta`).
+        """
+        if frame.freed_slots.size and int(frame.freed_slots.max()) >= keylist.used:
+            raise FrameError("a delta frees a slot that was never allocated; the owner must send what came before it")
+        slots = limits.slab_rows(self._max_rows, frame.delta.shape[1])
+        if frame.new_slots.size and int(frame.new_slots.max()) >= slots:
+            raise KeyRangeError(f"a delta allocates a slot beyond the {slots} of a shard; the owner is at fault")
 
     def _apply_bytes(self, source: Source, frame: DeltaFrame) -> None:
         if not frame.slots.size:
@@ -209,7 +221,8 @@ class SinkShard:
     def rows_at(self, table_id: int, slots: I64, row_bytes: int, cut: Mapping[int, int]) -> U8:
         """Bytes of `slots` (sorted, each once) exactly at `cut` (source -> seq): uint8 (n, row_bytes), a copy.
 
-        Raises CutNotReached while a frame of the cut is missing, LogTooShort when a later frame can't be taken out.
+        Raises CutNotReached while a frame of the cut is missing, LogTooShort when a later frame can't be taken out,
+        KeyRangeError and ShapeError when the shard has no such slots, or rows of another width.
         """
         for src, seq in cut.items():
             if self.sources[src].applied < seq:
@@ -219,6 +232,8 @@ class SinkShard:
         slab = self.slabs.get(table_id)
         if slab is not None and slots.size and int(slots[-1]) >= slab.rows.shape[0]:
             raise KeyRangeError(f"slot {int(slots[-1])} is beyond the {slab.rows.shape[0]} of a shard")
+        if slab is not None and slab.row_bytes != row_bytes:  # also: memory was counted with `row_bytes`
+            raise ShapeError(f"rows of table {table_id} have {slab.row_bytes} bytes here, not {row_bytes}")
         rows = np.zeros((slots.size, row_bytes), np.uint8) if slab is None else slab.rows[slots]
         for src, seq in cut.items():
             source = self.sources[src]

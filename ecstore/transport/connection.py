@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ecstore.errors import CapacityError, EcstoreError, UnavailableError
-from ecstore.transport.errors import error_to_wire
+from ecstore.errors import CapacityError, EcstoreError, FrameError, FrameTooLargeError, UnavailableError
+from ecstore.transport.errors import SHORT_MESSAGE_LENGTH, error_to_wire
 from ecstore.transport.hello import Hello
 from ecstore.transport.limits import ConnectionLimits
 from ecstore.transport.requests import Gate, OnReply, RequestTable, timeout_error
@@ -57,6 +57,8 @@ class Endpoint:
     on_ended: Callable[[Connection, EcstoreError], None]
     #: The socket is gone.
     on_lost: Callable[[Connection], None]
+    #: So many bytes were queued for the peer of a connection.
+    on_write: Callable[[Connection, int], None] = lambda conn, size: None
 
 
 class Connection(FrameStream):
@@ -151,8 +153,14 @@ class Connection(FrameStream):
         self._write("ok", rid, meta, bins)
 
     def reply_error(self, rid: int, error: EcstoreError) -> None:
-        """Answer request `rid` with an error; the requester's `request` raises the same class."""
-        self._write("error", rid, error_to_wire(error))
+        """Answer request `rid` with an error; the requester's `request` raises the same class. Never raises: where
+        the peer accepts small frames only, it gets the beginning of the message.
+        """
+        wire = error_to_wire(error)
+        try:
+            self._write("error", rid, wire)
+        except FrameTooLargeError:
+            self._write("error", rid, wire | {"message": wire["message"][:SHORT_MESSAGE_LENGTH], "details": {}})
 
     async def drain(self) -> None:
         """Wait while more than the high-water mark is unsent. Raises `UnavailableError` when it ends."""
@@ -223,6 +231,8 @@ class Connection(FrameStream):
             self._endpoint.handler.on_frame(self, frame)
         except EcstoreError as error:
             self._handler_failed(frame, error)
+        except RecursionError:
+            self._handler_failed(frame, FrameError(f"the meta of {frame.kind} is nested too deeply; send plain values"))
         except Exception as error:
             logger.exception("handling %s from %s failed", frame.kind, self)
             name = type(error).__name__
@@ -256,6 +266,9 @@ class Connection(FrameStream):
         callbacks, self.on_close = self.on_close, []
         for callback in callbacks:
             self._guard(lambda call=callback: call(self))  # type: ignore[misc]
+
+    def _wrote(self, size: int) -> None:
+        self._endpoint.on_write(self, size)
 
     def _socket_gone(self) -> None:
         self._endpoint.on_lost(self)

@@ -11,16 +11,20 @@ from ecstore.errors import EcstoreError, ProtocolError
 #: Characters of an error's message that are sent.
 MAX_MESSAGE_LENGTH: Final = 16 << 10
 
+#: Characters for a peer that takes no more: with all that stands around them, at 4 bytes each, they fit the smallest
+#: `max_frame_bytes` that a hello may name, 1024.
+SHORT_MESSAGE_LENGTH: Final = 160
+
 _MAX_DEPTH = 4
 _MAX_ITEMS = 4096
 
 
 def error_from_wire(meta: Mapping[str, Any]) -> EcstoreError:
-    """The error a peer sent; one that cannot be rebuilt becomes a `ProtocolError` that shows it."""
+    """The error a peer sent; one that cannot be rebuilt becomes a `ProtocolError` that says so."""
     try:
         return errors.from_wire(meta)
-    except (TypeError, ValueError, OverflowError):
-        return ProtocolError(f"the peer sent an error that has no known form: {str(meta)[:200]}")
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        return ProtocolError(f"the peer sent an error that has no known form ({type(error).__name__})")
 
 
 def error_to_wire(error: EcstoreError) -> dict[str, Any]:

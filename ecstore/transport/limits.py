@@ -30,6 +30,11 @@ class ConnectionLimits:
     #: Unsent bytes at which the connection is given up: the peer does not read. Two frames of the largest
     #: size.
     max_write_bytes: int = 2 * MAX_FRAME_BYTES
+    #: Large frames that all connections of a server are receiving at once: two of the largest, or a hundred batches.
+    #: Further ones wait. As much again for peers that the server trusts (nodes).
+    max_receiving_bytes: int = 2 * MAX_FRAME_BYTES
+    #: Unsent bytes of all connections of a server, those of trusted peers aside. Beyond it who reads least is cut off.
+    max_unsent_bytes: int = 4 * MAX_FRAME_BYTES
     #: Time for the hello of a peer that has connected.
     hello_timeout: float = 5.0
     #: Time that unsent bytes are given to reach the peer after `close()`.

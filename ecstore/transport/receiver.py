@@ -7,6 +7,7 @@ only after its length is checked, and the kernel writes straight into it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -31,6 +32,10 @@ class FrameReceiver:
     def __init__(self, max_frame_bytes: int) -> None:
         #: Changed by the connection once the peer has introduced itself.
         self.max_frame_bytes = max_frame_bytes
+        #: Asked for room before a large body is allocated; False: `granted` is called when there is some, and no more
+        #: bytes come before. None: there is always room.
+        self.reserve: Callable[[int], bool] | None = None
+        self._reserved = False
         self._scratch = bytearray(SCRATCH_BYTES)
         self._view = memoryview(self._scratch)
         self._start = 0  # of the bytes in scratch not yet parsed
@@ -78,10 +83,30 @@ class FrameReceiver:
             body.data[:] = self._view[first : first + length]
             self._start = first + length
             return decode(body, head_length, body_checksum)
-        if length > DIRECT_ABOVE_BYTES:
+        if length > DIRECT_ABOVE_BYTES and (self._reserved or self.reserve is None or self.reserve(length)):
             self._begin_body(length, head_length, first)
             self._checksum = body_checksum
         return None
+
+    def granted(self) -> None:
+        """There is room for the body that `reserve` was asked for: call `next_frame` again."""
+        self._reserved = True
+
+    @property
+    def receiving(self) -> bool:
+        """Whether a large body has been begun and not handed out."""
+        return self._body is not None
+
+    @property
+    def body_received(self) -> int:
+        """Bytes that came of the large body being received; 0 when there is none."""
+        return self._filled if self._body is not None else 0
+
+    def forget(self) -> None:
+        """Nothing more will be handed out: give the memory back."""
+        self._body, self._body_view = None, memoryview(b"")
+        self._scratch, self._view = bytearray(), memoryview(b"")
+        self._start = self._end = 0
 
     def _begin_body(self, length: int, head_length: int, first: int) -> None:
         """Receive the rest of this frame into its own buffer; all of it that came is in scratch."""
@@ -91,6 +116,7 @@ class FrameReceiver:
         self._filled = self._end - first
         self._body_view[: self._filled] = self._view[first : self._end]
         self._start = self._end = 0
+        self._reserved = False
 
     def _take_body(self) -> Frame:
         body, self._body = self._body, None

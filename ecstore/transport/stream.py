@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from ecstore.errors import BY_CODE, EcstoreError, FrameDamagedError, FrameError, ProtocolError, UnavailableError
+from ecstore.transport.budgets import ReceptionBudget
 from ecstore.transport.errors import MAX_MESSAGE_LENGTH, error_from_wire, error_to_wire
 from ecstore.transport.hello import Hello
 from ecstore.transport.limits import MAX_HELLO_BYTES, ConnectionLimits
@@ -33,10 +34,10 @@ class FrameStream(asyncio.BufferedProtocol):
     """Frames over one socket. Public attributes are for reading.
 
     `peer` is valid once `opened`. `bytes_in`, `bytes_out`, `frames_in`, `frames_out` count since the start;
-    `last_received_at` is the loop time of the last bytes that came. Once `closed`, `end` is the error that
-    says why, and `end_reason` a word for it: "closed" and "aborted" (by this end), "bye" (by the peer, with
-    a reason), "eof" and "lost" (without one), "not_reading", "hello_late", or the code of the error for
-    which it was refused.
+    `last_received_at` is the loop time of the last bytes that came, `last_frame_at` that of the last whole frame.
+    Once `closed`, `end` is the error that says why, and `end_reason` a word for it: "closed" and "aborted" (by this
+    end), "bye" (by the peer, with a reason), "eof" and "lost" (without one), "not_reading", "hello_late", or the code
+    of the error for which it was refused.
     """
 
     peer: Hello
@@ -60,6 +61,8 @@ class FrameStream(asyncio.BufferedProtocol):
         self._send_limit = MAX_HELLO_BYTES
         self._write_paused = False
         self._holds = 0
+        self._budget: ReceptionBudget | None = None
+        self._holds_room = False  # for the large frame being received
         self._timer: asyncio.TimerHandle | None = None  # for the hello, then for the linger
         self.address = address
         self.opened = False
@@ -67,7 +70,7 @@ class FrameStream(asyncio.BufferedProtocol):
         self.end: EcstoreError | None = None
         self.end_reason = ""
         self.bytes_in = self.frames_in = self.frames_out = 0
-        self.last_received_at = loop.time()
+        self.last_received_at = self.last_frame_at = loop.time()
         self._gone = asyncio.Event()
 
     def __str__(self) -> str:
@@ -133,6 +136,9 @@ class FrameStream(asyncio.BufferedProtocol):
         self.closed = True
         self.end = error
         self.end_reason = reason
+        self._receiver.forget()
+        if self._budget is not None:
+            self._budget.give(self)
         self._cancel_timer()
         self._loop.call_soon(self._after_end)
         if self._transport is not None:
@@ -179,6 +185,7 @@ class FrameStream(asyncio.BufferedProtocol):
             return
         self.frames_out += 1
         self._writer.write(chunks, size)
+        self._wrote(size)
 
     def pause_writing(self) -> None:
         """Of asyncio: the high-water mark is passed."""
@@ -245,7 +252,10 @@ class FrameStream(asyncio.BufferedProtocol):
                 frame = self._receiver.next_frame()
                 if frame is None:
                     break
+                if self._holds_room and not self._receiver.receiving:
+                    self._give_room()
                 self.frames_in += 1
+                self.last_frame_at = self.last_received_at
                 self._dispatch(frame)
         except (ProtocolError, FrameDamagedError) as error:
             self.refuse(error)
@@ -298,12 +308,46 @@ class FrameStream(asyncio.BufferedProtocol):
         self.refuse(error, "hello_late")
 
     def _error_of_bye(self, meta: Mapping[str, Any]) -> EcstoreError:
-        code, reason = str(meta.get("code")), str(meta.get("reason"))
-        if code in BY_CODE:
-            return error_from_wire({"code": code, "message": reason, "details": meta.get("details")})
-        return UnavailableError(f"{self} closed the connection: {reason}")
+        code, reason = meta.get("code"), meta.get("reason")
+        said = reason if isinstance(reason, str) else ""
+        if isinstance(code, str) and code in BY_CODE:
+            return error_from_wire({"code": code, "message": said, "details": meta.get("details")})
+        return UnavailableError(f"{self} closed the connection: {said}")
+
+    # ---- room for large frames
+
+    def limit_reception(self, budget: ReceptionBudget) -> None:
+        """From now on large frames are received only when there is room for them in `budget`."""
+        self._budget = budget
+        self._receiver.reserve = self._reserve
+
+    def _reserve(self, size: int) -> bool:
+        assert self._budget is not None
+        self._holds_room = self._budget.take(self, size)
+        if not self._holds_room:
+            self.hold()
+        return self._holds_room
+
+    def reception_granted(self) -> None:
+        """Of the budget: the frame that waited may be received."""
+        self._holds_room = True
+        self._receiver.granted()
+        self.release()
+
+    def _give_room(self) -> None:
+        assert self._budget is not None
+        self._holds_room = False
+        self._budget.give(self)
+
+    @property
+    def body_received(self) -> int:
+        """Bytes that came of the large frame being received."""
+        return self._receiver.body_received
 
     # ---- hooks
+
+    def _wrote(self, size: int) -> None:
+        """`size` bytes were queued for the peer."""
 
     def _admission(self) -> EcstoreError | None:
         """Called first of all: an error refuses the peer before anything is read from it."""
