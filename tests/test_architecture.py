@@ -30,7 +30,7 @@ PURE = (
     "ecstore.node.config", "ecstore.node.data_shard", "ecstore.node.decoding", "ecstore.node.dedupe",
     "ecstore.node.deltalog", "ecstore.node.index", "ecstore.node.kernels", "ecstore.node.keylist",
     "ecstore.node.messages", "ecstore.node.recovery", "ecstore.node.rowstore", "ecstore.node.sink_shard",
-    "ecstore.node.slab",
+    "ecstore.node.scrubbing", "ecstore.node.slab",
     "ecstore.trainer.data", "ecstore.trainer.metrics", "ecstore.trainer.model", "ecstore.trainer.source",
     "ecstore.trainer.synthetic",
 )  # fmt: skip

@@ -33,6 +33,7 @@ from ecstore.node.ownership import Ownership
 from ecstore.node.peer_api import PeerApi
 from ecstore.node.peers import Peers
 from ecstore.node.runtime import Runtime
+from ecstore.node.scrub_api import ScrubApi
 from ecstore.node.streams import DeltaStreams
 from ecstore.tables import TableSpec
 from ecstore.transport import Connection, Hello, Server, parse_address
@@ -157,6 +158,9 @@ class _Life:
             "map.get": self._map_get, "status": self._status, "table.create": self._table_create,
             "table.drop": self._table_drop, "node.drain": self._drain,
         }  # fmt: skip
+        self._scrub = ScrubApi(runtime)
+        self._own |= self._scrub.open
+        self._peer_api.waiting |= self._scrub.of_nodes
 
     async def _join(self, coordination: Coordination, address: str) -> None:
         loop = asyncio.get_running_loop()
@@ -306,6 +310,7 @@ class _Life:
             "frames_sent": runtime.streams.frames_sent, "bytes_sent": runtime.streams.bytes_sent,
             "peers": runtime.peers.statistics(), "may_serve": runtime.peers.may_serve(),
             "coordination_available": runtime.coordination.available,
+            "scrub": self._scrub.scrubber.statistics(),
             "recoveries": runtime.recoveries.to_wire(time.time()), "events": list(runtime.events)[-200:],
         }  # fmt: skip
 
