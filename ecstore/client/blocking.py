@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ecstore.client import store as aio
+from ecstore.client.scrub import Progress, ScrubReport
 from ecstore.client.store import TIMEOUT_S, Ack
 from ecstore.cluster.map import ClusterMap
 from ecstore.optim import Optimizer
@@ -201,6 +202,23 @@ class Store:
     def flush(self) -> None:
         """Wait until every push_async so far is acknowledged; raises the first error among them, once."""
         self._run(self._store.flush())
+
+    def scrub(
+        self,
+        *,
+        table: str | None = None,
+        groups: Iterable[int] | None = None,
+        rate_mib_s: float | None = None,
+        repair: bool = True,
+        progress: Progress = lambda report: None,
+    ) -> ScrubReport:
+        """Let the nodes compare parity with data, online, and repair what can be told; returns when they are done.
+
+        `progress` is called on the thread of the client's loop and must not call the store.
+        """
+        return self._run(
+            self._store.scrub(table=table, groups=groups, rate_mib_s=rate_mib_s, repair=repair, progress=progress)
+        )
 
     def status(self, *, timeout: float | None = None) -> dict[str, Any]:
         """The cluster as seen now: epoch, health, nodes, each node's own statistics."""
