@@ -202,6 +202,10 @@ class Store:
         """Wait until every push_async so far is acknowledged; raises the first error among them, once."""
         self._run(self._store.flush())
 
+    def ask_node(self, address: str, kind: str, meta: dict[str, Any], *, timeout: float = 5.0) -> dict[str, Any]:
+        """Ask the node at "host:port" for something of its own; the meta of its answer. See `ecstore.aio`."""
+        return self._run(self._store.ask_node(address, kind, meta, timeout=timeout))
+
     def status(self, *, timeout: float | None = None) -> dict[str, Any]:
         """The cluster as seen now: epoch, health, nodes, each node's own statistics."""
         return self._run(self._store.status(timeout=timeout))
