@@ -203,6 +203,7 @@ class Store:
         """Wait until every push_async so far is acknowledged; raises the first error among them, once."""
         self._run(self._store.flush())
 
+<<<<<<< HEAD
     def scrub(
         self,
         *,
@@ -219,6 +220,11 @@ class Store:
         return self._run(
             self._store.scrub(table=table, groups=groups, rate_mib_s=rate_mib_s, repair=repair, progress=progress)
         )
+=======
+    def ask_node(self, address: str, kind: str, meta: dict[str, Any], *, timeout: float = 5.0) -> dict[str, Any]:
+        """Ask the node at "host:port" for something of its own; the meta of its answer. See `ecstore.aio`."""
+        return self._run(self._store.ask_node(address, kind, meta, timeout=timeout))
+>>>>>>> 844589bfa5fdaa0c20921eb80547aa6466a8b7a3
 
     def status(self, *, timeout: float | None = None) -> dict[str, Any]:
         """The cluster as seen now: epoch, health, nodes, each node's own statistics."""

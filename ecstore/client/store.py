@@ -505,6 +505,13 @@ class Store:
 
     # -- status -----------------------------------------------------------------------------------------
 
+    async def ask_node(self, address: str, kind: str, meta: dict[str, Any], *, timeout: float = 5.0) -> dict[str, Any]:
+        """Ask the node at "host:port" for something of its own, such as `fault.set`; also one that is declared down.
+
+        Returns the meta of its answer. Raises what it answered; UnavailableError, TimeoutError when it is not reached.
+        """
+        return (await self._session.ask_address(address, kind, meta, timeout=timeout)).meta
+
     async def status(self, *, timeout: float | None = None) -> dict[str, Any]:
         """The cluster as seen now: epoch, health of the groups, nodes of the map, and each node's own statistics."""
         await self._session.refresh()

@@ -12,6 +12,7 @@ from ecstore.transport.connection import Connection, Endpoint, Handler
 from ecstore.transport.hello import Hello, check_cluster, check_token
 from ecstore.transport.limits import DEFAULT_LIMITS, ConnectionLimits
 from ecstore.transport.sockets import format_address
+from ecstore.transport.tap import Tap, protocol_of
 
 #: Sockets of one process: some hundred nodes and clients; each may cost a 64 KiB buffer and what its frames
 #: hold.
@@ -42,9 +43,10 @@ class Server:
         limits: ConnectionLimits = DEFAULT_LIMITS,
         token: str | None = None,
         admit: Callable[[Hello], None] | None = None,
+        tap: Tap | None = None,
     ) -> None:
         """With `token` set, peers must present the same; `admit` may raise an `EcstoreError` to refuse a
-        hello.
+        hello. `tap`: faults, for tests.
         """
         if max_connections < 1:
             raise ConfigError("max_connections must be at least 1")
@@ -52,6 +54,7 @@ class Server:
         self._limits = limits
         self._token = token
         self._admit_hello = admit
+        self._tap = tap
         self._server: asyncio.Server | None = None
         self._sockets: set[Connection] = set()  # accepted and not yet lost
         self._open: set[Connection] = set()
@@ -83,7 +86,9 @@ class Server:
             admit=self._admit,
         )
         try:
-            self._server = await loop.create_server(lambda: Connection(loop, endpoint), host, port, backlog=512)
+            self._server = await loop.create_server(
+                lambda: protocol_of(Connection(loop, endpoint), self._tap), host, port, backlog=512
+            )
         except OSError as error:
             raise UnavailableError(
                 f"cannot listen on {host}:{port}: {error}. Choose a free port and an address of this machine"
