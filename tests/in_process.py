@@ -75,7 +75,7 @@ class InProcess:
         if index < runtime.map.code(group).k:
             shard = owner.data[gid, index].shard
             assert shard is not None
-            return shard.tables[table_id]._slab.rows
+            return shard.tables[table_id].raw_rows
         return owner.sinks[gid, index].shard.slabs[table_id].rows
 
     def used(self, gid: int, index: int, table_id: int) -> int:
@@ -111,14 +111,6 @@ async def in_process(count: int, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     finally:
         await cluster.close()
         await coordination.close()
-
-
-async def until(condition: Callable[[], object], what: str) -> None:
-    """Wait until `condition()` is true."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.01)
-    assert condition(), what
 
 
 async def connect(cluster: InProcess) -> ecstore.aio.Store:

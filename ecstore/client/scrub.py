@@ -11,7 +11,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypedDict, Unpack
 
 from ecstore.client.session import Session
 from ecstore.cluster.map import Group
@@ -97,6 +97,17 @@ class ScrubReport:
         return "; ".join(said)
 
 
+class ScrubOptions(TypedDict, total=False):
+    """What `Store.scrub` takes. It raises UnknownTableError and InputError for what is not in the map."""
+
+    table: str | None  #: only this table; None, the default: all
+    groups: Iterable[int] | None  #: only these groups; None, the default: all
+    rate_mib_s: float | None  #: MiB that each node reads a second at most, from all shards; None: its default, 32
+    repair: bool  #: default True; False: only report
+    progress: Progress  #: told some times a second how far it is; the report is the same object each time
+    patience_s: float  #: what does not move for so long is given up and named in the report; default 60
+
+
 _Life = tuple[str, int]  # node, incarnation
 
 
@@ -111,22 +122,16 @@ class _Order:
 class Scrub:
     """One scrub from its order to its report. Used once; `report` is up to date while it runs."""
 
-    def __init__(
-        self,
-        session: Session,
-        *,
-        table: str | None,
-        groups: Iterable[int] | None,
-        rate_mib_s: float | None,
-        repair: bool,
-        patience_s: float = PATIENCE_S,
-    ) -> None:
+    def __init__(self, session: Session, **options: Unpack[ScrubOptions]) -> None:
         """Raises UnknownTableError and InputError for what is not in the map."""
         self._session = session
-        self._table_id, self._wanted = _chosen(session, table, groups)
-        if rate_mib_s is not None and not 0 < rate_mib_s < float("inf"):
-            raise InputError(f"rate_mib_s is a positive number of MiB a second, not {rate_mib_s}")
-        self._rate_mib_s, self._repair, self._patience_s = rate_mib_s, repair, patience_s
+        self._table_id, self._wanted = _chosen(session, options.get("table"), options.get("groups"))
+        self._rate_mib_s = options.get("rate_mib_s")
+        if self._rate_mib_s is not None and not 0 < self._rate_mib_s < float("inf"):
+            raise InputError(f"rate_mib_s is a positive number of MiB a second, not {self._rate_mib_s}")
+        self._repair = options.get("repair", True)
+        self._patience_s = options.get("patience_s", PATIENCE_S)
+        self._progress = options.get("progress", _quiet)
         self._pending: dict[int, _Order | None] = {}
         self._ended: list[dict[str, Any]] = []  # what was said last of groups that are over
         self._heard: dict[_Life, int] = {}  # findings heard of each node
@@ -134,7 +139,7 @@ class Scrub:
         self._omitted: dict[_Life, int] = {}
         self.report = ScrubReport(run=secrets.token_hex(8), groups_total=len(self._wanted))
 
-    async def run(self, progress: Progress = lambda report: None) -> ScrubReport:
+    async def run(self) -> ScrubReport:
         """Carry it out. When this is cancelled, the nodes are told to stop."""
         loop = asyncio.get_running_loop()
         began = moved_at = loop.time()
@@ -149,7 +154,7 @@ class Scrub:
                 self._settle_lost()
                 self._sum()
                 self.report.seconds = loop.time() - began
-                progress(self.report)
+                self._progress(self.report)
                 now = (self.report.groups_done, self.report.stripes, self.report.bytes_read)
                 seen, moved_at = (seen, moved_at) if now == seen else (now, loop.time())
                 given_up = loop.time() - moved_at > self._patience_s
@@ -295,6 +300,10 @@ class Scrub:
         for outcome in await asyncio.gather(*asked, return_exceptions=True):
             if isinstance(outcome, BaseException) and not isinstance(outcome, EcstoreError):
                 raise outcome
+
+
+def _quiet(_report: ScrubReport) -> None:
+    """Nobody wants to know how far it is."""
 
 
 def _chosen(session: Session, table: str | None, groups: Iterable[int] | None) -> tuple[int | None, list[int]]:

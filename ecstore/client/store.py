@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from ecstore import buffers, optim
 from ecstore.client.directory import Directory
 from ecstore.client.lanes import MAX_MESSAGE_BYTES, Batch, Item, Pusher
-from ecstore.client.scrub import Progress, Scrub, ScrubReport
+from ecstore.client.scrub import Scrub, ScrubOptions, ScrubReport
 from ecstore.client.session import Session
 from ecstore.cluster.map import ClusterMap, Group, parse_code
 from ecstore.cluster.map import Table as TableEntry
@@ -484,24 +484,10 @@ class Store:
 
     # -- scrub ------------------------------------------------------------------------------------------
 
-    async def scrub(
-        self,
-        *,
-        table: str | None = None,
-        groups: Iterable[int] | None = None,
-        rate_mib_s: float | None = None,
-        repair: bool = True,
-        progress: Progress = lambda report: None,
-    ) -> ScrubReport:
-        """Let the nodes compare parity with data, online, and repair what can be told: see `ScrubReport`.
-
-        `table`, `groups`: only these. `rate_mib_s`: what each node reads a second at most (None: its default, 32).
-        `repair` False: only report. `progress` is told some times a second how far it is. Groups in which nothing
-        moves for a minute are named in the report as unchecked. Raises UnknownTableError, InputError.
-        """
+    async def scrub(self, **options: Unpack[ScrubOptions]) -> ScrubReport:
+        """Let the nodes compare parity with data, online, and repair what can be told: see `ScrubOptions`."""
         await self._session.refresh()
-        work = Scrub(self._session, table=table, groups=groups, rate_mib_s=rate_mib_s, repair=repair)
-        return await work.run(progress)
+        return await Scrub(self._session, **options).run()
 
     # -- status -----------------------------------------------------------------------------------------
 
