@@ -97,6 +97,10 @@ class Scrubber:
             return
         while job.queue:
             job.end(job.queue[0], "stopped", "stopped on request")
+        job.finished_at = self._runtime.wall()
+        if self._task is not None:  # it may be far from its next look at the queue, at a low rate
+            self._task.cancel()
+            self._task = None
 
     def statistics(self) -> dict[str, Any]:
         running = self.job is not None and self.job.finished_at is None
@@ -148,6 +152,17 @@ class Scrubber:
         table = self._next_table(part)
         if table is None:
             return True
+        if not part.rows_done:
+            await self._check_rows(job, part, group, table)
+            return False
+        block = part.block(table.spec.row_bytes)
+        await self._compare_keys(job, part, group, table, block)
+        self._count(part, stripes=block.size)
+        part.advance(block)
+        return part.table is None
+
+    async def _check_rows(self, job: ScrubJob, part: GroupScrub, group: Group, table: Table) -> None:
+        """Look at the block, or at its suspects; have them repaired, or say what is left of them."""
         slots = part.to_look_at(table.spec.row_bytes)
         stripes = await self._read(group, table, slots, part)
         code = self._runtime.map.code(group)
@@ -157,18 +172,13 @@ class Scrubber:
             self._note(job, group, table, slot, suspect, "repaired")
         if not part.settled(repair=job.repair):
             await self._repair(part, group, table, stripes, wrong)
-            return False
+            return
         for slot, suspect in part.suspects.items():
             outcome = part.outcome(suspect, repair=job.repair)
-            self._count(
-                part, corrupt=1, unrepaired=int(outcome != "not_attributable"),
-                not_attributable=int(outcome == "not_attributable"),
-            )  # fmt: skip
+            unknown = int(outcome == "not_attributable")
+            self._count(part, corrupt=1, unrepaired=1 - unknown, not_attributable=unknown)
             self._note(job, group, table, slot, suspect, outcome)
-        part.suspects.clear()
-        await self._compare_keys(job, part, group, table, part.block(table.spec.row_bytes))
-        part.advance(table.spec.row_bytes)
-        return part.table is None
+        part.rows_done = True
 
     def _group(self, gid: int) -> Group:
         """The group, when this node is to scrub it and it can be scrubbed now."""

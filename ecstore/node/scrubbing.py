@@ -102,6 +102,7 @@ class GroupScrub:
         self.begun = False
         self.suspects: dict[int, Suspect] = {}
         self.looks = 0  #: at the present block
+        self.rows_done = False  #: of the present block; its key lists are next
         self._tables: deque[tuple[int, int]] = deque()  # (table, slots in use when the group was begun)
         self._start = 0
 
@@ -158,18 +159,16 @@ class GroupScrub:
             return "not_attributable"
         return "unrepaired" if repair else "found"
 
-    def advance(self, row_bytes: int) -> None:
+    def advance(self, block: I64) -> None:
         """The present block is done."""
-        block = self.block(row_bytes)
-        self.counts.stripes += block.size
-        end = int(block[-1]) + 1 if block.size else self._start
+        end = int(block[-1]) + 1
         if end >= self._tables[0][1]:
             self._tables.popleft()
             end = 0
         self._next_block(end)
 
     def _next_block(self, start: int) -> None:
-        self._start, self.looks = start, 0
+        self._start, self.looks, self.rows_done = start, 0, False
         self.suspects.clear()
 
     def to_wire(self) -> dict[str, Any]:
