@@ -2,7 +2,8 @@
 
 For every table and group, blocks of slots are read from the k data shards, each with the seq it stood at, and from
 the m parity shards exactly at that cut. So the check may run while others push; only a shard that is being recovered
-is waited for. It needs every shard of a group, so it finds wrong parity, but cannot say which shard is wrong.
+is waited for. It needs every shard of a group, so it finds wrong parity, but does not say which shard is wrong:
+that, and repair, is what a scrub by the nodes themselves is for (`ecstore scrub`).
 """
 
 from __future__ import annotations

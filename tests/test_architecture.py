@@ -30,7 +30,7 @@ PURE = (
     "ecstore.node.config", "ecstore.node.data_shard", "ecstore.node.decoding", "ecstore.node.dedupe",
     "ecstore.node.deltalog", "ecstore.node.index", "ecstore.node.kernels", "ecstore.node.keylist",
     "ecstore.node.messages", "ecstore.node.recovery", "ecstore.node.rowstore", "ecstore.node.sink_shard",
-    "ecstore.node.slab",
+    "ecstore.node.scrubbing", "ecstore.node.slab", "ecstore.faults.rules",
     "ecstore.trainer.data", "ecstore.trainer.metrics", "ecstore.trainer.model", "ecstore.trainer.source",
     "ecstore.trainer.synthetic",
 )  # fmt: skip
@@ -62,7 +62,9 @@ WALLS: tuple[tuple[str, tuple[str, ...], str], ...] = (
      "a node serves; it knows nobody above it"),
     ("ecstore.coordination", ("ecstore.node", "ecstore.client", "ecstore.launcher", "ecstore.trainer", "ecstore_admin"),
      "a backend holds one value and decides nothing"),
-    ("ecstore.transport", ("ecstore.node", "ecstore.client", "ecstore.coordination", "ecstore.cluster.map"),
+    ("ecstore.faults", ("ecstore.node", "ecstore.client", "ecstore.coordination", "ecstore.cluster", "ecstore_admin"),
+     "faults happen to bytes and know nothing of what they mean"),
+    ("ecstore.transport", ("ecstore.node", "ecstore.faults", "ecstore.client", "ecstore.coordination", "ecstore.cluster.map"),
      "connections carry frames and do not know what is in them"),
 )  # fmt: skip
 

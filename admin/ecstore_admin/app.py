@@ -13,7 +13,7 @@ from fastapi import FastAPI, HTTPException, Path, Query
 import ecstore
 from ecstore.cluster.map import ClusterMap
 from ecstore.errors import EcstoreError
-from ecstore_admin import models, problems
+from ecstore_admin import models, problems, scrub
 from ecstore_admin.observer import Observer
 from ecstore_admin.settings import AdminSettings
 from ecstore_admin.supervisor import NodeProcess, Supervisor
@@ -31,6 +31,7 @@ class Service:
         self.settings = settings
         self.observer = Observer(list(settings.nodes.values()), settings.cluster)
         self.supervisor = Supervisor(settings, self.observer.event)
+        self.scrubbing = scrub.Scrubbing(self)
 
     @asynccontextmanager
     async def running(self, _app: FastAPI) -> AsyncIterator[None]:
@@ -47,6 +48,7 @@ class Service:
             for task in watching:
                 task.cancel()
             await asyncio.gather(*watching, return_exceptions=True)
+            await self.scrubbing.stop()
             await self.observer.close()
 
     async def map(self) -> ClusterMap:
@@ -193,6 +195,7 @@ def create_app(settings: AdminSettings) -> FastAPI:
     problems.install(app)
     _add_reads(app, service)
     _add_actions(app, service)
+    app.include_router(scrub.router(service.scrubbing))
     return app
 
 
@@ -205,7 +208,8 @@ def _add_reads(app: FastAPI, service: Service) -> None:
 
     @app.get("/cluster", summary="Is my data safe right now?")
     async def cluster() -> models.Cluster:
-        return models.Cluster(**cluster_of(await service.map(), service.settings.coordination))
+        answer = cluster_of(await service.map(), service.settings.coordination)
+        return models.Cluster(**answer, scrub=scrub.totals(service))
 
     @app.get("/nodes", summary="All nodes")
     async def nodes() -> models.Nodes:

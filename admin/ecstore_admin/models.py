@@ -39,6 +39,20 @@ class GroupCounts(BaseModel):
     losses_tolerated: int | None = Field(description="nodes that may be lost now, whichever they are; null: no group")
 
 
+class ScrubTotals(BaseModel):
+    """What the nodes that are up have scrubbed in their present lives."""
+
+    running: bool
+    stripes: int
+    bytes_read: int
+    corrupt: int = Field(description="stripes whose parity was not that of their data")
+    repaired: int
+    unrepaired: int
+    not_attributable: int
+    key_mismatches: int
+    finished_at: float | None = Field(description="when a node was last done; null: never")
+
+
 class Cluster(BaseModel):
     cluster: str
     epoch: int
@@ -50,6 +64,7 @@ class Cluster(BaseModel):
     at_risk: bool = Field(description="any group is at risk")
     clean: bool = Field(description="every group is whole, on distinct nodes, and nothing moves")
     coordination: str = Field(description="address of the coordination service")
+    scrub: ScrubTotals
 
 
 class Node(BaseModel):

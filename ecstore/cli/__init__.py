@@ -21,6 +21,7 @@ COMMANDS: Final = {
     "up": "start a cluster on this machine and keep it running until Ctrl-C",
     "train": "train the bundled DLRM on a running cluster",
     "status": "show how a running cluster is doing; --verify checks its parity",
+    "scrub": "let the nodes find and repair flipped bits in data and parity, while training goes on",
     "node": "run one node in the foreground",
     "admin": "run the admin service (REST), which starts and supervises node processes",
     "bench": "measure beside a peer: store",

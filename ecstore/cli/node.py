@@ -75,6 +75,7 @@ def _config(options: argparse.Namespace) -> NodeConfig:
         advertise=options.advertise,
         coordination=options.coordination,
         cluster=options.cluster,
+        allow_faults=given.allow_faults,
         **chosen,
     )
 
@@ -85,7 +86,8 @@ async def _serve(config: NodeConfig, exit_with_pid: int | None) -> None:
     from ecstore.node.service import Node
 
     async def coordination(hello: Callable[[], Hello]) -> Coordination:
-        return EmbeddedCoordination(config.coordination, hello)
+        tap = node.faults.tap("coordination") if node.faults is not None else None
+        return EmbeddedCoordination(config.coordination, hello, tap=tap)
 
     def ready(address: str) -> None:
         sys.stdout.write(json.dumps({"listening": address, "node": config.name}) + "\n")

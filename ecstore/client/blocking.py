@@ -6,12 +6,13 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Coroutine, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ecstore.client import store as aio
+from ecstore.client.scrub import ScrubOptions, ScrubReport
 from ecstore.client.store import TIMEOUT_S, Ack
 from ecstore.cluster.map import ClusterMap
 from ecstore.optim import Optimizer
@@ -201,6 +202,16 @@ class Store:
     def flush(self) -> None:
         """Wait until every push_async so far is acknowledged; raises the first error among them, once."""
         self._run(self._store.flush())
+
+    def scrub(self, **options: Unpack[ScrubOptions]) -> ScrubReport:
+        """Let the nodes compare parity with data, online, and repair what can be told: see `ScrubOptions`. Returns
+        when they are done; `progress` is called on the thread of the client's loop and must not call the store.
+        """
+        return self._run(self._store.scrub(**options))
+
+    def ask_node(self, address: str, kind: str, meta: dict[str, Any], *, timeout: float = 5.0) -> dict[str, Any]:
+        """Ask the node at "host:port" for something of its own; the meta of its answer. See `ecstore.aio`."""
+        return self._run(self._store.ask_node(address, kind, meta, timeout=timeout))
 
     def status(self, *, timeout: float | None = None) -> dict[str, Any]:
         """The cluster as seen now: epoch, health, nodes, each node's own statistics."""

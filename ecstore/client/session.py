@@ -169,6 +169,16 @@ class Session:
         connection = await self.connection(node_id)
         return await connection.request(kind, meta, bins, timeout=timeout)
 
+    async def ask_address(self, address: str, kind: str, meta: dict[str, Any], *, timeout: float) -> Frame:
+        """Ask whoever listens at an address, over a connection of its own: in the map or not, up or down."""
+        hello = Hello(role="client", cluster=self._cluster, name=f"client-{os.getpid()}")
+        connection = await connect(address, hello, self, expect_cluster=None, timeout=min(timeout, CONNECT_TIMEOUT_S))
+        self._dialed.add(connection)
+        try:
+            return await connection.request(kind, meta, timeout=timeout)
+        finally:
+            connection.close("asked for one thing only")
+
     async def ask_any(self, kind: str, meta: dict[str, Any], *, timeout: float) -> Frame:
         """Ask one node after the other until one answers; errors that are not about reaching it go to the caller."""
         loop = asyncio.get_running_loop()

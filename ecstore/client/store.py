@@ -10,7 +10,7 @@ import asyncio
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from ecstore import buffers, optim
 from ecstore.client.directory import Directory
 from ecstore.client.lanes import MAX_MESSAGE_BYTES, Batch, Item, Pusher
+from ecstore.client.scrub import Scrub, ScrubOptions, ScrubReport
 from ecstore.client.session import Session
 from ecstore.cluster.map import ClusterMap, Group, parse_code
 from ecstore.cluster.map import Table as TableEntry
@@ -481,7 +482,21 @@ class Store:
         answers = await asyncio.gather(*asked)
         return sum(table[3] for answer in answers for table in answer.meta["tables"] if table[0] == entry.id)
 
+    # -- scrub ------------------------------------------------------------------------------------------
+
+    async def scrub(self, **options: Unpack[ScrubOptions]) -> ScrubReport:
+        """Let the nodes compare parity with data, online, and repair what can be told: see `ScrubOptions`."""
+        await self._session.refresh()
+        return await Scrub(self._session, **options).run()
+
     # -- status -----------------------------------------------------------------------------------------
+
+    async def ask_node(self, address: str, kind: str, meta: dict[str, Any], *, timeout: float = 5.0) -> dict[str, Any]:
+        """Ask the node at "host:port" for something of its own, such as `fault.set`; also one that is declared down.
+
+        Returns the meta of its answer. Raises what it answered; UnavailableError, TimeoutError when it is not reached.
+        """
+        return (await self._session.ask_address(address, kind, meta, timeout=timeout)).meta
 
     async def status(self, *, timeout: float | None = None) -> dict[str, Any]:
         """The cluster as seen now: epoch, health of the groups, nodes of the map, and each node's own statistics."""

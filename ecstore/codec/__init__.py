@@ -10,8 +10,9 @@ a stripe. A function reads what it is given and writes only what its docstring n
 so the caller sees to it that nobody writes a buffer which is being read, and nobody reads one being written.
 
 Shapes, dtypes, indexes and slots are checked, with typed errors before anything is written; overlap of
-buffers is not. Nothing here knows whether bytes are right: a code brings back *erased* shards, it does not
-find wrong ones. All is compared with a slow oracle, `ecstore.codec.reference`; docs/CODEC.md has the algebra.
+buffers is not. A code brings back *erased* shards; whether bytes are wrong, and in which shard, `syndromes`
+and `locate` say where the code can tell. All is compared with a slow oracle, `ecstore.codec.reference`;
+docs/CODEC.md has the algebra.
 """
 
 from __future__ import annotations
@@ -26,17 +27,22 @@ from ecstore.codec.operations import (
     verify,
     warm_up,
 )
+from ecstore.codec.syndromes import UNKNOWN, WrongStripes, locate, syndromes
 
 __all__ = [
+    "UNKNOWN",
     "Code",
+    "WrongStripes",
     "apply_delta",
     "coefficients",
     "decode",
     "decode_matrix",
     "encode",
+    "locate",
     "mismatched_stripes",
     "scale_add",
     "self_check",
+    "syndromes",
     "verify",
     "warm_up",
 ]

@@ -29,7 +29,7 @@ from ecstore.errors import (
     UnavailableError,
     WrongClusterError,
 )
-from ecstore.transport import Connection, Frame, Hello, PassiveHandler, connect
+from ecstore.transport import Connection, Frame, Hello, PassiveHandler, Tap, connect
 
 logger = logging.getLogger("ecstore.coordination")
 
@@ -53,13 +53,15 @@ class EmbeddedCoordination(PassiveHandler):
         rng: random.Random | None = None,
         heartbeat_s: float = 0.2,
         timeout_s: float = 2.0,
+        tap: Tap | None = None,
     ) -> None:
         """`address`: "host:port" of the service. `hello`: how this process introduces itself, or what says
         so at each attempt; its cluster, if it names one, must be the service's. `timeout_s` bounds each
         request, the wait for a connection before one, and the silence after which a connection is given up.
-        Call `start` next.
+        `tap`: faults, for tests. Call `start` next.
         """
         self.address = address
+        self._tap = tap
         self._hello = hello if callable(hello) else lambda: hello
         self._rng = rng if rng is not None else random.Random()
         self._heartbeat_s = heartbeat_s
@@ -282,6 +284,7 @@ class EmbeddedCoordination(PassiveHandler):
             expect_cluster=hello.cluster,
             timeout=self._timeout_s,
             limits=LIMITS,
+            tap=self._tap,
         )
         ended = asyncio.Event()
         conn.on_close.append(lambda _: ended.set())

@@ -18,6 +18,7 @@ class NodeSettings:
     decode_mib_per_s: float | None = None  #: background decoding of one node; rows asked for have no limit
     heartbeat_s: float | None = None  #: between two heartbeats
     suspect_after_s: float | None = None  #: silence after which a peer is suspected; the lease is as long
+    allow_faults: bool = False  #: nodes do to themselves what `fault.*` messages order; for tests
 
     def arguments(self) -> list[str]:
         """As arguments of `ecstore node` and `ecstore admin`."""
@@ -26,7 +27,8 @@ class NodeSettings:
             "--heartbeat": self.heartbeat_s,
             "--suspect-after": self.suspect_after_s,
         }
-        return [f"{name}={value!r}" for name, value in given.items() if value is not None]
+        chosen = [f"{name}={value!r}" for name, value in given.items() if value is not None]
+        return [*chosen, "--allow-faults"] if self.allow_faults else chosen
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> NodeSettings:
@@ -42,6 +44,7 @@ class NodeSettings:
             decode_mib_per_s=options.decode_rate,
             heartbeat_s=options.heartbeat,
             suspect_after_s=options.suspect_after,
+            allow_faults=options.allow_faults,
         )
 
     @staticmethod
@@ -57,6 +60,11 @@ class NodeSettings:
         group.add_argument("--heartbeat", type=float, metavar="S", help="seconds between heartbeats (default 0.2)")
         group.add_argument(
             "--suspect-after", type=float, metavar="S", help="silence after which a peer is suspected (default 1.0)"
+        )
+        group.add_argument(
+            "--allow-faults",
+            action="store_true",
+            help="do what POST /faults orders: delays, cuts, partitions; for tests",
         )
 
 

@@ -26,6 +26,8 @@ class NodeConfig:
     lease_s: float = 1.0
     #: Decoded bytes a second in the background sweep of this node; rows asked for are decoded without a limit.
     decode_bytes_per_s: float = 64.0 * limits.MIB
+    #: Do what `fault.*` messages of clients order (docs/OPERATIONS.md, "Faults on order"). For tests.
+    allow_faults: bool = False
 
     def __post_init__(self) -> None:
         if not self.name or len(self.name) > 64 or not self.name.isprintable():

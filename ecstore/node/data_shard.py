@@ -1,7 +1,8 @@
 """One data shard in the memory of its owner: rows, seq, request numbers, and who has acknowledged what. Pure.
 
 Rule 1: every change of rows happens in `push`, `put` or `delete`; each takes the next seq and leaves one frame in
-the log, which stays there until every sink has acknowledged it.
+the log, which stays there until every sink has acknowledged it. (`restore` and `repair` write what the sinks already
+hold to be right: they leave no frame.)
 Rule 2: a row that has not been decoded yet (`undecoded`) is neither read nor changed here; callers decode first.
 
 Sinks are the shards that apply this shard's deltas: the parity shards of the group, and during a move the copy
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +32,15 @@ U8 = NDArray[np.uint8]
 F32 = NDArray[np.float32]
 
 Acknowledged = Callable[[EcstoreError | None], None]
+
+
+class Repair(IntEnum):
+    """What became of a row that was to be repaired."""
+
+    CHANGED = 0  #: it is not what was judged any more: judge again
+    DONE = 1
+    FREE = 2  #: the slot holds no key and is all zero, as it should be: parity has kept something of a former row
+    NEVER_USED = 3  #: the same of a slot that never held a key: the judgement was wrong
 
 
 class SinkKey(NamedTuple):
@@ -132,6 +143,31 @@ class DataShard:
         for table_id, mask in self.undecoded.items():
             return table_id, np.flatnonzero(mask)[:count].astype(np.int64)
         return None
+
+    # -- repair -----------------------------------------------------------------------------------------
+
+    def repair(self, table_id: int, slots: I64, wrong: U8, errors: U8) -> U8:
+        """Take `errors` out of rows that are still exactly `wrong` (both uint8 (n, row_bytes)): the sinks encode the
+        right bytes, so there is no delta. What became of each row: uint8 (n,) of `Repair`.
+
+        `slots`: sorted, each once. The right bytes of a slot that holds no key are zeros, whatever the code says.
+        """
+        store = self.table(table_id)
+        outcome = np.full(slots.size, Repair.CHANGED, np.uint8)
+        rows = store.read(slots)
+        same = (rows == wrong).all(axis=1)
+        same[np.isin(slots, self.lost_slots(table_id, slots))] = False
+        used = slots < store.used
+        held = np.zeros(slots.size, np.bool_)
+        held[used] = store.keylist.allocated[slots[used]] != 0
+        right = rows ^ errors
+        right[~held] = 0
+        write = same & (right != rows).any(axis=1)
+        store.write(slots[write], np.ascontiguousarray(right[write]))
+        outcome[same & ~held] = Repair.FREE
+        outcome[same & ~used] = Repair.NEVER_USED
+        outcome[write] = Repair.DONE
+        return outcome
 
     # -- changes --------------------------------------------------------------------------------------
 

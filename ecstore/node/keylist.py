@@ -5,6 +5,7 @@ Also the owner's list of free slots, which is a function of the key list alone.
 
 from __future__ import annotations
 
+import hashlib
 from typing import TypeAlias
 
 import numpy as np
@@ -86,6 +87,14 @@ class KeyList:
         self._allocated[: self.used] = allocated != 0
         self.live = int(np.count_nonzero(self._allocated))
 
+    def block(self, start: int, count: int) -> tuple[KeyArray, FlagArray]:
+        """Copies of keys u64[count] and flags u8[count] of slots from `start` on; zeros beyond `used`."""
+        keys, allocated = np.zeros(count, np.uint64), np.zeros(count, np.uint8)
+        held = self._keys[start : min(start + count, self.used)]
+        keys[: held.size] = held
+        allocated[: held.size] = self._allocated[start : start + held.size]
+        return keys, allocated
+
     def memory(self) -> int:
         """Bytes in use: 9 for each slot ever allocated."""
         return 9 * self.used
@@ -99,6 +108,12 @@ class KeyList:
         keys[: self.used] = self._keys[: self.used]
         allocated[: self.used] = self._allocated[: self.used]
         self._keys, self._allocated = keys, allocated
+
+
+def digest(keys: KeyArray, allocated: FlagArray) -> bytes:
+    """8 bytes that say which slots of a block hold which keys; what a freed slot held does not count."""
+    plain = np.where(allocated != 0, keys, np.uint64(0))
+    return hashlib.blake2b((allocated != 0).tobytes() + plain.tobytes(), digest_size=8).digest()
 
 
 class FreeSlots:

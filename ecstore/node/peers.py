@@ -24,6 +24,7 @@ from typing import Any
 from ecstore.cluster.map import ClusterMap, DownReason
 from ecstore.cluster.transitions import NodeDown
 from ecstore.errors import EcstoreError, UnavailableError
+from ecstore.faults.control import Faults
 from ecstore.node.runtime import Runtime
 from ecstore.transport import Connection, Handler, Hello, connect
 from ecstore.wire import Frame
@@ -72,8 +73,11 @@ class Peer:
 class Peers:
     """Keeps a connection to every node of the map that is up, and knows who is silent."""
 
-    def __init__(self, runtime: Runtime, handler: Handler, hello: Callable[[], Hello]) -> None:
+    def __init__(
+        self, runtime: Runtime, handler: Handler, hello: Callable[[], Hello], faults: Faults | None = None
+    ) -> None:
         self._runtime = runtime
+        self._faults = faults
         self._handler = handler
         self._hello = hello
         self._peers: dict[str, Peer] = {}
@@ -120,6 +124,7 @@ class Peers:
                 connection = await connect(
                     peer.address, self._hello(), self._handler,
                     expect_cluster=self._runtime.map.cluster, timeout=self._runtime.config.suspect_after_s,
+                    tap=self._faults.tap(peer.name) if self._faults is not None else None,
                 )  # fmt: skip
             except EcstoreError as error:
                 await self._unreachable(peer, error)

@@ -100,6 +100,11 @@ class RowStore:
         """Slots [0, used) were allocated at some time."""
         return self.keylist.used
 
+    @property
+    def raw_rows(self) -> ByteArray:
+        """The rows themselves, u8[max_rows, row_bytes]: who writes here changes them without a delta."""
+        return self._slab.rows
+
     def find(self, keys: KeyArray) -> SlotArray:
         """Slots i64[n]; -1 where a key has no row."""
         return self._index.find(as_plain(keys, np.uint64))

@@ -27,12 +27,15 @@ from ecstore.errors import (
     ProtocolError,
     UnavailableError,
 )
+from ecstore.faults.control import Faults
 from ecstore.node.client_api import ClientApi
 from ecstore.node.config import NodeConfig
+from ecstore.node.fault_api import FaultApi
 from ecstore.node.ownership import Ownership
 from ecstore.node.peer_api import PeerApi
 from ecstore.node.peers import Peers
 from ecstore.node.runtime import Runtime
+from ecstore.node.scrub_api import ScrubApi
 from ecstore.node.streams import DeltaStreams
 from ecstore.tables import TableSpec
 from ecstore.transport import Connection, Hello, Server, parse_address
@@ -67,6 +70,8 @@ class Node:
         #: "host:port" once the node listens.
         self.address = ""
         self.started_at = time.time()
+        #: None: `fault.*` messages are refused, and nothing stands between connections and their sockets.
+        self.faults = Faults(config.name) if config.allow_faults else None
 
     def stop(self) -> None:
         """End the present life and return from `run`."""
@@ -75,7 +80,7 @@ class Node:
     async def run(self, on_ready: Callable[[str], None] = lambda address: None) -> None:
         """Serve until `stop`. `on_ready` is called with the address once the node has joined."""
         while not self._stop.is_set():
-            life = _Life(self._config, self.address or self._config.listen)
+            life = _Life(self._config, self.address or self._config.listen, self.faults)
             coordination = await self._make_coordination(life.hello)
             stopping = asyncio.ensure_future(self._stop.wait())
             try:
@@ -97,10 +102,12 @@ class Node:
 class _Life:
     """One incarnation: its runtime, and the dispatch of everything that arrives."""
 
-    def __init__(self, config: NodeConfig, listen: str) -> None:
+    def __init__(self, config: NodeConfig, listen: str, faults: Faults | None) -> None:
         self._config = config
         self._listen = listen
-        self._server = Server(max_connections=MAX_CONNECTIONS, admit=self._admit, trusts=self._is_member)
+        self._faults = faults
+        tap = faults.tap(None) if faults is not None else None
+        self._server = Server(max_connections=MAX_CONNECTIONS, admit=self._admit, trusts=self._is_member, tap=tap)
         self._runtime: Runtime
         self._joined = False
         self._over: asyncio.Future[str]
@@ -152,16 +159,20 @@ class _Life:
 
     def _assemble(self) -> None:
         runtime = self._runtime
-        runtime.peers = Peers(runtime, self, self.hello)
+        runtime.peers = Peers(runtime, self, self.hello, self._faults)
         runtime.streams = DeltaStreams(runtime)
         runtime.peers.on_connected = runtime.streams.connected
         self._ownership = Ownership(runtime)
         self._peer_api = PeerApi(runtime)
         self._client_api = ClientApi(runtime)
+        self._fault_api = FaultApi(runtime, self._faults)
         self._own = {
             "map.get": self._map_get, "status": self._status, "table.create": self._table_create,
             "table.drop": self._table_drop, "node.drain": self._drain,
         }  # fmt: skip
+        self._scrub = ScrubApi(runtime)
+        self._own |= self._scrub.open
+        self._peer_api.waiting |= self._scrub.of_nodes
 
     async def _join(self, coordination: Coordination, address: str) -> None:
         loop = asyncio.get_running_loop()
@@ -234,6 +245,9 @@ class _Life:
         """Nothing to do: requests of a closed connection find out when they answer."""
 
     def on_frame(self, conn: Connection, frame: Frame) -> None:
+        if frame.kind.startswith("fault.") and conn.peer.role in ("client", "admin") and not self._runtime.closing:
+            self._runtime.spawn_request(self._answer(self._fault_api.answer, conn, frame), frame.kind)
+            return  # before anything else: a node that a partition has ended must hear of its end
         if not self._joined or self._over.done() or self._runtime.closing:
             raise FencedError(f"node {self._config.name} is not in the map at the moment; fetch the map")
         kind, from_node = frame.kind, conn.peer.role == "node"
@@ -314,6 +328,7 @@ class _Life:
             "frames_sent": runtime.streams.frames_sent, "bytes_sent": runtime.streams.bytes_sent,
             "peers": runtime.peers.statistics(), "may_serve": runtime.peers.may_serve(),
             "coordination_available": runtime.coordination.available,
+            "scrub": self._scrub.scrubber.statistics(),
             "recoveries": runtime.recoveries.to_wire(time.time()), "events": list(runtime.events)[-200:],
         }  # fmt: skip
 

@@ -24,7 +24,7 @@ from ecstore.codec import apply_delta
 from ecstore.errors import FrameError, KeyRangeError, ShapeError
 from ecstore.node.dedupe import RequestTable
 from ecstore.node.deltalog import DeltaFrame, FrameLog
-from ecstore.node.keylist import KeyList
+from ecstore.node.keylist import KeyList, digest
 from ecstore.node.slab import Slab
 
 I64 = NDArray[np.int64]
@@ -242,6 +242,38 @@ class SinkShard:
                     _take_out(rows, slots, frame, source.coefficient)
         return rows
 
+    def repair(self, table_id: int, slots: I64, wrong: U8, errors: U8, cut: Mapping[int, int]) -> NDArray[np.bool_]:
+        """Take `errors` out of rows that at `cut` were exactly `wrong` (both uint8 (n, row_bytes)); which: bool (n,).
+
+        Deltas that came since, or are still to come, commute with it. Raises as `rows_at` does.
+        """
+        same = np.asarray((self.rows_at(table_id, slots, wrong.shape[1], cut) == wrong).all(axis=1))
+        if same.any():
+            apply_delta(self._slab(table_id, wrong.shape[1]).rows, slots[same], np.ascontiguousarray(errors[same]), 1)
+        return same
+
+    def key_digest(self, src: int, table_id: int, start: int, count: int, seq: int) -> bytes:
+        """`keylist.digest` of `count` slots from `start` on in the key list of source `src`, as of its `seq`.
+
+        Raises as `rows_at` does; LogTooShort, too, when a slot was freed and given away again since.
+        """
+        source = self.sources[src]
+        if source.applied < seq:
+            raise CutNotReached
+        if not source.log.reaches(seq):
+            raise LogTooShort
+        keys, allocated = source.keys.get(table_id, KeyList()).block(start, count)
+        overwritten = np.zeros(count, np.bool_)
+        for frame in reversed(source.log.after(seq)):
+            if frame.table_id == table_id:
+                given = _within(frame.new_slots, start, count)
+                allocated[given], overwritten[given] = 0, True
+                freed = _within(frame.freed_slots, start, count)
+                if overwritten[freed].any():
+                    raise LogTooShort
+                allocated[freed] = 1
+        return digest(keys, allocated)
+
     def snapshot_keys(self, src: int) -> list[TableSnapshot]:
         """Key lists of source `src`, for the node that takes it over. Copies."""
         tables = []
@@ -278,6 +310,12 @@ class SinkShard:
             "keys": sum(9 * kl.used for s in self.sources.values() for kl in s.keys.values()),
             "log": sum(source.log.nbytes for source in self.sources.values()),
         }
+
+
+def _within(slots: NDArray[np.uint32], start: int, count: int) -> I64:
+    """Those of `slots` that lie in [start, start + count), counted from `start`."""
+    plain = slots.astype(np.int64) - start
+    return plain[(plain >= 0) & (plain < count)]
 
 
 def _take_out(rows: U8, slots: I64, frame: DeltaFrame, coefficient: int) -> None:

@@ -16,6 +16,7 @@ from ecstore.transport.loop import install_uvloop, new_event_loop, run
 from ecstore.transport.requests import OnReply
 from ecstore.transport.server import MAX_CONNECTIONS, Server, ServerStatistics
 from ecstore.transport.sockets import parse_address
+from ecstore.transport.tap import Tap
 from ecstore.wire import Frame
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Role",
     "Server",
     "ServerStatistics",
+    "Tap",
     "connect",
     "install_uvloop",
     "new_event_loop",

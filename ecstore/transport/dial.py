@@ -10,6 +10,7 @@ from ecstore.transport.connection import Connection, Endpoint, Handler
 from ecstore.transport.hello import Hello, check_cluster
 from ecstore.transport.limits import DEFAULT_LIMITS, ConnectionLimits
 from ecstore.transport.sockets import parse_address
+from ecstore.transport.tap import Tap, protocol_of
 
 
 async def connect(
@@ -20,8 +21,9 @@ async def connect(
     expect_cluster: str | None,
     timeout: float,
     limits: ConnectionLimits = DEFAULT_LIMITS,
+    tap: Tap | None = None,
 ) -> Connection:
-    """Open a connection to "host:port" and exchange hellos within `timeout` seconds.
+    """Open a connection to "host:port" and exchange hellos within `timeout` seconds. `tap`: faults, for tests.
 
     Raises `UnavailableError` (details: `reason` "refused" or "failed"), `TimeoutError`,
     `VersionMismatchError`, `WrongClusterError` (also when the peer's cluster is not `expect_cluster`),
@@ -53,7 +55,9 @@ async def connect(
     conn = Connection(loop, endpoint, address)
     try:
         async with asyncio.timeout(timeout):
-            await loop.create_connection(lambda: conn, host, port)
+            if tap is not None:
+                await tap.passable()
+            await loop.create_connection(lambda: protocol_of(conn, tap), host, port)
             await opened
         if conn.end is not None:  # the handler or the peer ended it at once
             raise conn.end

@@ -21,6 +21,7 @@ from ecstore.transport.connection import Connection, Endpoint, Handler
 from ecstore.transport.hello import Hello, check_cluster, check_token
 from ecstore.transport.limits import DEFAULT_LIMITS, ConnectionLimits
 from ecstore.transport.sockets import format_address
+from ecstore.transport.tap import Tap, protocol_of
 
 #: Sockets of one process: some hundred nodes and clients; each may cost a 64 KiB buffer and what its frames
 #: hold.
@@ -61,10 +62,11 @@ class Server:
         token: str | None = None,
         admit: Callable[[Hello], None] | None = None,
         trusts: Callable[[Hello], bool] = lambda hello: False,
+        tap: Tap | None = None,
     ) -> None:
         """With `token` set, peers must present the same; `admit` may raise an `EcstoreError` to refuse a
         hello. Peers whose hello is one that the server `trusts` are not closed to make room for others, and their
-        frames do not compete with those of others for memory.
+        frames do not compete with those of others for memory. `tap`: faults, for tests.
         """
         if max_connections < 1:
             raise ConfigError("max_connections must be at least 1")
@@ -74,6 +76,7 @@ class Server:
         self._token = token
         self._admit_hello = admit
         self._trusts = trusts
+        self._tap = tap
         self._server: asyncio.Server | None = None
         # As keys, in order of arrival: a set of objects has another order in every run.
         self._sockets: dict[Connection, None] = {}  # accepted and not yet lost
@@ -112,7 +115,9 @@ class Server:
             on_write=self._on_write,
         )
         try:
-            self._server = await loop.create_server(lambda: Connection(loop, endpoint), host, port, backlog=512)
+            self._server = await loop.create_server(
+                lambda: protocol_of(Connection(loop, endpoint), self._tap), host, port, backlog=512
+            )
         except OSError as error:
             raise UnavailableError(
                 f"cannot listen on {host}:{port}: {error}. Choose a free port and an address of this machine"
