@@ -23,6 +23,7 @@ COMMANDS: Final = {
     "status": "show how a running cluster is doing; --verify checks its parity",
     "node": "run one node in the foreground",
     "admin": "run the admin service (REST), which starts and supervises node processes",
+    "chaos": "kill, pause and cut off nodes under load for minutes, then check every bit",
     "bench": "measure beside a peer: store",
     "coordination": "run the coordination service",
 }
