@@ -110,8 +110,10 @@ class Round:
 
 
 def rounds(options: PlanOptions, chance: Chance) -> Iterator[Round]:
-    """The rounds of a schedule, for ever. Within a bag every possible kind comes once, in an order by chance."""
-    kinds: list[Kind] = [kind for kind in (*HARD, *SOFT) if kind != "drain" or options.drain]
+    """The rounds of a schedule, for ever, in bags: every hard kind once (kills twice), one round of all soft ones, in
+    an order by chance.
+    """
+    kinds: list[Kind] = ["kill", *(kind for kind in HARD if kind != "drain" or options.drain), "delay"]
     number = 0
     while True:
         bag = _shuffled(kinds, chance)
@@ -131,6 +133,8 @@ def _actions(kind: Kind, options: PlanOptions, chance: Chance) -> tuple[Action, 
     victims = list(options.nodes)
     first = _action(kind, _take(victims, chance), options, chance)
     made = [first]
+    if kind in SOFT:
+        made += [_action(other, _take(victims, chance), options, chance) for other in SOFT if other != kind]
     faulty = set(first.faulty)
     victims = [node for node in victims if node not in faulty]
     if kind not in SOFT and chance.random() < 0.5:
