@@ -43,7 +43,7 @@ TRAINER_PAUSE_S = 0.15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOptions:
-    """`ledgers`: files of the counters. `number`: which of them is this client's."""
+    """`ledgers`: files of the counters. `number`: which of them is this client's. `progress`: file of the others."""
 
     role: str
     address: str
@@ -51,6 +51,7 @@ class ClientOptions:
     seed: int
     number: int = 0
     ledgers: list[str]
+    progress: str = ""
     rate: float = 30.0  #: pushes or pulls a second, at most
 
     def arguments(self) -> list[str]:
@@ -64,6 +65,11 @@ class Wrong(Exception):
 
 def open_ledger(path: str, counters: int, *, create: bool = False) -> Ledger:
     return Ledger(Path(path), keys_of(counters), SUMS_DIM, create=create)
+
+
+def open_progress(path: str, *, create: bool = False) -> Ledger:
+    """Counts of a client that keeps no ledger."""
+    return Ledger(Path(path), 1, 1, create=create)
 
 
 def keys_of(counters: int) -> int:
@@ -203,7 +209,7 @@ class Reader:
         self._rng = np.random.default_rng([options.seed, 0x5EED])
         self._ledgers = [open_ledger(path, len(options.ledgers)) for path in options.ledgers]
         self._sums = store.table(SUMS)
-        self.pulls = 0
+        self._progress = open_progress(options.progress)
 
     def run(self, stop: threading.Event) -> None:
         while not stop.is_set():
@@ -211,7 +217,7 @@ class Reader:
             least = self._sum("acknowledged", keys)
             found = self._sums.pull(keys)
             most = self._sum("attempted", keys)
-            self.pulls += 1
+            self._progress.count("pulls")
             stale, beyond = (found < least).any(axis=1), (found > most).any(axis=1)
             if stale.any() or beyond.any():
                 at = int(np.flatnonzero(stale | beyond)[0])
@@ -225,7 +231,7 @@ class Reader:
         return total([getattr(ledger, name)[keys] for ledger in self._ledgers])
 
     def result(self) -> dict[str, Any]:
-        return {"pulls": self.pulls}
+        return {"pulls": self._progress.get("pulls")}
 
 
 def trainer_config(code: str, seed: int, batches: int | None = None) -> TrainConfig:
@@ -242,11 +248,14 @@ class Trainer:
         self._options = options
         self._store = store
         self._dataset = SyntheticLog(SyntheticConfig(samples=TRAINER_SAMPLES, seed=options.seed, categories=2000))
+        self._progress = open_progress(options.progress)
         self.batches = 0
 
     def run(self, stop: threading.Event) -> None:
         def on_batch(report: BatchReport) -> None:
             self.batches = report.batch
+            self._progress.count("pushes")
+            self._progress.count("pulls")
             if stop.wait(TRAINER_PAUSE_S):
                 raise _Stopped
 

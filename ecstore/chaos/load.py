@@ -156,9 +156,10 @@ def growth(samples: Sequence[tuple[float, int]]) -> dict[str, Any] | None:
     if not counted or samples[-1][0] - samples[0][0] < LEAST_LIFE_S + WARM_S:
         return None
     third = max(1, len(counted) // 3)
+    twelfths = [counted[len(counted) * part // 12] for part in range(12)]
     first, last = sum(counted[:third]) / third, sum(counted[-third:]) / third
     return {
         "seconds": round(samples[-1][0] - samples[0][0], 1), "first_mib": round(first / 2**20, 2),
         "last_mib": round(last / 2**20, 2), "growth": round(last / first - 1.0, 4),
-        "ok": last <= (1.0 + GROWTH) * first,
+        "ok": last <= (1.0 + GROWTH) * first, "series_mib": [round(size / 2**20, 1) for size in twelfths],
     }  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any, Final
 import httpx
 
 from ecstore.chaos.plan import Action
-from ecstore.errors import UnavailableError
+from ecstore.errors import ConfigError, UnavailableError
 
 #: A call is given up after so long.
 PATIENCE_S: Final = 30.0
@@ -63,6 +63,14 @@ class Rest:
         """End every fault in force."""
         for fault in self._call("GET", "/faults")["faults"]:
             self._call("DELETE", f"/faults/{fault['id']}", missing_ok=True)
+
+    def require_faults(self) -> None:
+        """ConfigError unless this admin service and its nodes take faults."""
+        if "/faults" not in self._call("GET", "/openapi.json")["paths"]:
+            raise ConfigError("the admin service knows no faults; use one of this release")
+        silent = self._call("GET", "/faults")["silent"]
+        if silent:
+            raise ConfigError(f"nodes {', '.join(silent)} take no faults; start the cluster with --allow-faults")
 
     def _call(self, method: str, path: str, body: Any = None, *, missing_ok: bool = False) -> Any:
         deadline = time.monotonic() + PATIENCE_S

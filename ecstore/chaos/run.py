@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 import ecstore
-from ecstore.chaos.clients import SUMS, ClientOptions, create_tables, keys_of, open_ledger
+from ecstore.chaos.clients import SUMS, ClientOptions, create_tables, keys_of, open_ledger, open_progress
 from ecstore.chaos.driver import Driver, GivenUp
 from ecstore.chaos.ledger import Ledger, total
 from ecstore.chaos.load import Client, Sampler, start_client
@@ -64,6 +64,7 @@ class _Run:
         self._tell = tell
         self.result = ChaosResult(options)
         self._clients: dict[str, Client] = {}
+        self.others: list[Ledger] = []  # of the clients that keep no ledger of sums
         self._check_at = 0.0
         self._cluster: LocalCluster | None = None
         self._folder = options.run_dir
@@ -100,7 +101,11 @@ class _Run:
         ledgers = [open_ledger(path, options.counters, create=True) for path in paths]
         common = {"address": address, "code": options.code, "seed": options.seed, "ledgers": paths}
         roles = [(f"counter-{number}", {"role": "counter", "number": number}) for number in range(options.counters)]
-        for name, more in [*roles, ("reader", {"role": "reader"}), ("trainer", {"role": "trainer"})]:
+        for role in ("reader", "trainer"):
+            path = str(self._folder / f"progress-{role}")
+            self.others.append(open_progress(path, create=True))
+            roles.append((role, {"role": role, "progress": path}))
+        for name, more in roles:
             chosen = ClientOptions(**common, **more, rate=options.rate)  # type: ignore[arg-type]
             self._clients[name] = client = start_client(name, chosen, self._folder)
             self._stack.callback(client.kill)
@@ -151,7 +156,7 @@ class _Run:
             if "error" in result.said[name]:
                 result.failures.append(f"{name}: {result.said[name]['error']}")
         result.pushes = sum(ledger.get("pushes") for ledger in ledgers)
-        result.pulls = sum(ledger.get("pulls") for ledger in ledgers) + result.said["reader"].get("pulls", 0)
+        result.pulls = sum(ledger.get("pulls") for ledger in [*ledgers, *self.others])
         result.in_doubt = sum(ledger.get("in_doubt") for ledger in ledgers)
 
     def check_sums(self, store: ecstore.Store, ledgers: list[Ledger]) -> None:
@@ -191,7 +196,8 @@ def run_chaos(options: ChaosOptions, tell: Callable[[str], None]) -> ChaosResult
         nodes = rest.nodes()
         addresses = {name: str(node["address"]) for name, node in nodes.items()}
         plan = options.plan(tuple(addresses), drain=rest.can_drain())
-        rest.end_faults()  # also finds out whether there is an admin service that knows faults
+        rest.require_faults()
+        rest.end_faults()
         watch = run.result.watch = Watch(addresses)
         watch.start()
         stack.callback(watch.stop)
@@ -210,7 +216,7 @@ def _disturb(run: _Run, rest: Rest, watch: Watch, address: str, schedule: Callab
     try:
         run.tell(f"starting {options.counters} counters, a reader and a trainer")
         ledgers = run.load(address)
-        sampler = result.sampler = Sampler(ledgers, watch.recovering, lambda: run.processes(watch))
+        sampler = result.sampler = Sampler([*ledgers, *run.others], watch.recovering, lambda: run.processes(watch))
         sampler.start()
         try:
             driver.settle()

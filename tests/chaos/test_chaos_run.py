@@ -55,7 +55,10 @@ def test_the_schedule_can_be_seen_before() -> None:
 def test_memory_that_grows_is_seen() -> None:
     flat = [(float(second), 100 << 20) for second in range(0, 120, 2)]
     grown = [(at, size + int(at) * (1 << 18)) for at, size in flat]
-    assert growth(flat) == {"seconds": 118.0, "first_mib": 100.0, "last_mib": 100.0, "growth": 0.0, "ok": True}
+    told = growth(flat)
+    assert told is not None
+    assert (told["first_mib"], told["last_mib"], told["growth"], told["ok"]) == (100.0, 100.0, 0.0, True)
+    assert told["series_mib"] == [100.0] * 12
     told = growth(grown)
     assert told is not None
     assert not told["ok"]
