@@ -154,7 +154,7 @@ def encode(
     views = [memoryview(piece) for piece in pieces]
     # The first piece begins with room for the prefix.
     views[0][:PREFIX_BYTES] = pack_prefix(position, len(head), _checksum(views))
-    return views
+    return list(views)
 
 
 def _checksum(pieces: Sequence[memoryview]) -> int:

@@ -173,7 +173,7 @@ class Session:
         """Ask whoever listens at an address, over a connection of its own: in the map or not, up or down."""
         hello = Hello(role="client", cluster=self._cluster, name=f"client-{os.getpid()}")
         connection = await connect(address, hello, self, expect_cluster=None, timeout=min(timeout, CONNECT_TIMEOUT_S))
-        self._dialed.add(connection)
+        self._dialed[connection] = None
         try:
             return await connection.request(kind, meta, timeout=timeout)
         finally:

@@ -55,7 +55,8 @@ class Checks:
                 if recovery.kind == "data" and recovery.rows_decoded > recovery.rows_total:
                     self._watch.fail(
                         "progress",
-                        f"{name}: {recovery.rows_decoded} of {recovery.rows_total} rows of {recovery.gid}/{recovery.shard}",
+                        f"{name}: {recovery.rows_decoded} of {recovery.rows_total} rows of {recovery.gid}/"
+                        f"{recovery.shard}",
                     )
                 self._decoded[id(recovery)] = (recovery, recovery.rows_decoded)
 

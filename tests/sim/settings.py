@@ -41,8 +41,8 @@ class Settings:
     def describe(self) -> str:
         bounds = ", ".join(f"{name} {value}" for name, value in self.bounds.items())
         return (
-            f"{self.code} on {self.nodes} nodes, {self.keys} keys, {self.clients} clients, time-out {self.timeout_s:g} s"
-            f"{', more than m may be lost' if self.beyond else ''}; {bounds}"
+            f"{self.code} on {self.nodes} nodes, {self.keys} keys, {self.clients} clients, "
+            f"time-out {self.timeout_s:g} s{', more than m may be lost' if self.beyond else ''}; {bounds}"
         )
 
 

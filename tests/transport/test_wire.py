@@ -238,6 +238,11 @@ def test_mutated_frames_raise_frame_errors_only(meta, sizes, data):
         assert sum(item.size for item in frame.bins) <= candidate.size
 
 
+def decode_whole(raw: bytes) -> wire.Frame:
+    _length, head_length, body_checksum = wire.decode_prefix(raw)
+    return wire.decode(body_of(raw[wire.PREFIX_BYTES :]), head_length, body_checksum)
+
+
 @given(bin_sizes, st.data())
 @settings(max_examples=150, deadline=None)
 def test_every_damaged_byte_is_noticed(sizes, data):
@@ -245,8 +250,7 @@ def test_every_damaged_byte_is_noticed(sizes, data):
     position = data.draw(st.integers(0, len(raw) - 1))
     raw[position] ^= data.draw(st.integers(1, 255))
     with pytest.raises((FrameDamagedError, FrameError)) as caught:
-        _length, head_length, body_checksum = wire.decode_prefix(raw)
-        wire.decode(body_of(bytes(raw[wire.PREFIX_BYTES :])), head_length, body_checksum)
+        decode_whole(raw)
     assert position >= wire.PREFIX_BYTES or caught.type is FrameDamagedError
 
 
