@@ -34,9 +34,9 @@ class Checks:
                     size = sum(frame.nbytes for frame in unneeded)
                     if len(unneeded) > limits.MAX_LOG_FRAMES or size > limits.MAX_RECENT_BYTES + _LARGEST_FRAME:
                         self._watch.fail("bound", f"{name}: sink {sink.key} keeps {size} bytes of source {src}")
-            waiting = max(runtime._waiting.values())
-            if waiting > limits.MAX_WAITING_REQUESTS:
-                self._watch.fail("bound", f"{name}: {waiting} requests wait")
+            for waiting in runtime._waiting.values():
+                if waiting.requests > limits.MAX_WAITING_REQUESTS:
+                    self._watch.fail("bound", f"{name}: {waiting.requests} requests wait")
 
     def _log_bound(self, name: str, what: str, shard: DataShard) -> None:
         # One push may be as large as a frame and is let in while the log is below its bound.
@@ -125,7 +125,7 @@ class Checks:
     def leftovers(self) -> None:
         """Nothing waits any more once all is calm: no request, no decode, no push, no message."""
         for name, runtime in self._cluster.runtimes().items():
-            if any(runtime._waiting.values()):
+            if any(waiting.requests or waiting.nbytes for waiting in runtime._waiting.values()):
                 waiting = sorted(task.get_name() for task in runtime._tasks._tasks)
                 self._watch.fail("deadline", f"{name}: requests still wait: {runtime._waiting}, tasks {waiting}")
             for owned in runtime.data.values():

@@ -118,7 +118,7 @@ class SimCluster:
 
     async def until_up(self, names: list[str]) -> None:
         while not all(name in self.map.nodes and self.map.nodes[name].alive for name in names):
-            await asyncio.sleep(0.05)  # noqa: ASYNC110 - the map belongs to a simulated process, nobody here is told
+            await asyncio.sleep(0.05)
 
     def alive(self) -> list[str]:
         return [name for name, host in self.hosts.items() if host.process.state != "dead"]
