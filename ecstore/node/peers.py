@@ -146,6 +146,7 @@ class Peers:
     async def _converse(self, peer: Peer, connection: Connection) -> None:
         """Heartbeats over one connection until it ends."""
         peer.connection = connection
+        peer.heard_at = self._runtime.loop.time()  # it has answered our hello
         connection.on_close.append(lambda _connection: self._disconnected(peer, connection))
         peer.connected.set()
         self.on_connected(peer)
@@ -163,6 +164,10 @@ class Peers:
                 if beat is None or beat.done():
                     beat = self._runtime.spawn(self._beat(peer, connection), f"beat {peer.name}")
                 await self._suspect(peer)
+                if now - peer.heard_at >= config.suspect_after_s:
+                    # Half-open, or TCP waits longer and longer before it tries again: a new connection will tell.
+                    connection.close("no answer to heartbeats")
+                    break
                 try:
                     async with asyncio.timeout(config.heartbeat_s):
                         await ended.wait()

@@ -29,6 +29,7 @@ from tests.sim.model import SharedSums
 from tests.sim.network import Network
 from tests.sim.process import Process
 from tests.sim.settings import Settings
+from tests.sim.trainer import SimTrainer
 from tests.sim.watch import Failure, Watch, watching
 from tests.sim.workload import Client, create_tables
 
@@ -134,6 +135,7 @@ class _Schedule:
         self.faults = Faults(self.cluster, watch, rng)
         self.checks = Checks(self.cluster, watch)
         self.clients: list[Client] = []
+        self.trainer: SimTrainer | None = None
         self.sums = SharedSums(settings.keys)
 
     async def run(self) -> None:
@@ -156,6 +158,8 @@ class _Schedule:
         self.clients = [
             Client(number, self.cluster, self.sums, self._watch) for number in range(self._settings.clients)
         ]
+        if self._settings.trainer and not self._settings.beyond:
+            self.trainer = SimTrainer(self.cluster, self._watch)
         await asyncio.sleep(0.5)
 
     async def _look(self) -> None:
@@ -202,16 +206,17 @@ class _Schedule:
         for client in self.clients:
             client.stopping = True
         while self._loop.time() < deadline:
-            if not self.cluster.missing() and all(client.task.done() for client in self.clients):
+            working = [*self.clients, *([self.trainer] if self.trainer is not None else [])]
+            if not self.cluster.missing() and all(worker.task.done() for worker in working):
                 break
             await asyncio.sleep(0.1)
         for missing in self.cluster.missing():
             self._watch.fail("liveness", f"{CLEAN_WITHIN_S:g} s after the healing: {missing}")
-        for client in self.clients:
-            if not client.task.done():
-                self._watch.fail("liveness", f"client {client.number} waits for: {client.waiting_for}")
-            elif (error := client.task.exception()) is not None:
-                self._watch.fail("exception", f"client {client.number}: {error!r}")
+        for worker in working:
+            if not worker.task.done():
+                self._watch.fail("liveness", f"{worker.process.name} waits for: {worker.waiting_for}")
+            elif (error := worker.task.exception()) is not None:
+                self._watch.fail("exception", f"{worker.process.name}: {error!r}")
         self._watch.say("clean" if not self._watch.failures else "not clean")
 
     async def _finish(self) -> None:

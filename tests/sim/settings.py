@@ -37,12 +37,14 @@ class Settings:
     beyond: bool
     bounds: dict[str, int]
     window_bytes: int
+    trainer: bool  #: a DLRM is trained meanwhile
 
     def describe(self) -> str:
         bounds = ", ".join(f"{name} {value}" for name, value in self.bounds.items())
         return (
             f"{self.code} on {self.nodes} nodes, {self.keys} keys, {self.clients} clients, "
-            f"time-out {self.timeout_s:g} s{', more than m may be lost' if self.beyond else ''}; {bounds}"
+            f"time-out {self.timeout_s:g} s{', more than m may be lost' if self.beyond else ''}"
+            f"{', with a trainer' if self.trainer else ''}; {bounds}"
         )
 
 
@@ -64,6 +66,7 @@ def settings_of(seed: int) -> Settings:
         beyond=rng.random() < 0.1,
         bounds=_bounds(rng),
         window_bytes=rng.choice((1 << 12, 1 << 18)),
+        trainer=rng.random() < 0.1,
     )
 
 

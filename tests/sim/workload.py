@@ -10,7 +10,7 @@ import numpy as np
 
 import ecstore
 from ecstore import aio
-from ecstore.errors import DataLossError, EcstoreError, TimeoutError, UnavailableError
+from ecstore.errors import DataLossError, EcstoreError, TimeoutError
 from tests.sim.cluster import SimCluster
 from tests.sim.model import F32, U64, OwnedRows, SharedSums
 from tests.sim.process import Process
@@ -218,6 +218,3 @@ class Client:
             self._watch.fail(
                 "doubled", f"client {self.number}: key {keys[counts > highest][0]} has more than was pushed"
             )
-
-
-__all__ = ["OWNED", "SUMS", "Client", "UnavailableError", "create_tables"]
