@@ -64,6 +64,7 @@ class SimCluster:
     def kill_coordinator(self) -> None:
         assert self.coordinator is not None
         self.watch.say("kill the coordination service")
+        self.watch.mark("the coordination service was down")
         self.coordinator.kill()
         self.network.died(self.coordinator, vanish=False)
 

@@ -116,6 +116,8 @@ def _run(loop: VirtualLoop, settings: Settings, watch: Watch, folder: Path) -> R
             main.result()
     except StandStill as error:
         watch.fail("liveness", f"the simulation stands still: {error}")
+    if loop.network.damaged:
+        watch.mark("damaged bytes")
     digest = f"{loop.network.digest:08x}-{loop.callbacks}-{loop.time():.6f}"
     return Result(
         settings.seed, list(watch.failures), Counter(watch.markers), list(watch.story), digest, loop.time(),
@@ -136,6 +138,7 @@ class _Schedule:
         self.checks = Checks(self.cluster, watch)
         self.clients: list[Client] = []
         self.trainer: SimTrainer | None = None
+        self._lives: dict[str, int] = {}  # process -> incarnation it was last seen with
         self.sums = SharedSums(settings.keys)
 
     async def run(self) -> None:
@@ -182,7 +185,16 @@ class _Schedule:
             check_invariants(current)
         except AssertionError as error:
             self._watch.fail("map", str(error))
+        for node in current.nodes.values():
+            host = self.cluster.hosts.get(node.id)
+            if host is not None and host.runtime is not None:
+                known = self._lives.setdefault(host.process.name, node.incarnation)
+                if node.alive and node.incarnation > known and host.runtime.incarnation == node.incarnation:
+                    self._watch.mark("a node was declared down and came back")
+                    self._lives[host.process.name] = node.incarnation
         health = current.health()
+        if health["lost"]:
+            self._watch.mark("a group was lost")
         if health["lost"] and not self._settings.beyond:
             self._watch.fail("dataloss", f"groups {health['lost']} are lost, with no more than m losses")
         recovering = [g for g in current.groups if not g.lost and any(s.state != "active" for s in g.shards)]

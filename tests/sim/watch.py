@@ -14,10 +14,15 @@ from functools import wraps
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
+
 from ecstore.node import sink_shard
 from ecstore.node.client_api import ClientApi
 from ecstore.node.decoder import Decoder
+from ecstore.node.dedupe import RequestTable, Verdict
+from ecstore.node.ownership import Ownership
 from ecstore.node.runtime import Runtime
+from ecstore.node.sink_shard import Applied, SinkShard
 from tests.sim.loop import PROCESS, VirtualLoop
 
 
@@ -124,7 +129,11 @@ def _hooks(watch: Watch) -> list[tuple[Any, str, Any]]:
         (ClientApi, "_answer_pull", _answer_pull(watch, ClientApi._answer_pull)),
         (ClientApi, "_apply", _apply(watch, ClientApi._apply)),
         (Decoder, "_run", _decoder_run(watch, Decoder._run)),
+        (ClientApi, "_room", _room(watch, ClientApi._room)),
         (sink_shard, "_take_out", _take_out(watch, sink_shard._take_out)),
+        (SinkShard, "apply", _sink_apply(watch, SinkShard.apply)),
+        (RequestTable, "judge", _judge(watch, RequestTable.judge)),
+        (Ownership, "_begin_data", _begin_data(watch, Ownership._begin_data)),
     ]
 
 
@@ -192,7 +201,54 @@ def _decoder_run(watch: Watch, original: Any) -> Any:
 def _take_out(watch: Watch, original: Any) -> Any:
     @wraps(original)
     def take_out(rows: Any, slots: Any, frame: Any, coefficient: int) -> None:
-        watch.mark("logged delta taken out of a read")
+        if np.isin(frame.slots, slots).any():
+            watch.mark("logged delta taken out of a read")
         original(rows, slots, frame, coefficient)
 
     return take_out
+
+
+def _sink_apply(watch: Watch, original: Any) -> Any:
+    @wraps(original)
+    def apply(self: SinkShard, *args: Any, **more: Any) -> Applied:
+        verdict: Applied = original(self, *args, **more)
+        if verdict is Applied.GAP:
+            watch.mark("a gap in a stream")
+        elif verdict is Applied.DUPLICATE:
+            watch.mark("a frame sent twice")
+        return verdict
+
+    return apply
+
+
+def _judge(watch: Watch, original: Any) -> Any:
+    @wraps(original)
+    def judge(self: RequestTable, *args: Any) -> Verdict:
+        verdict: Verdict = original(self, *args)
+        if verdict is Verdict.GAP:
+            watch.mark("a request gap")
+        return verdict
+
+    return judge
+
+
+def _room(watch: Watch, original: Any) -> Any:
+    @wraps(original)
+    async def room(self: ClientApi, owned: Any) -> None:
+        watch.mark("a push waited for room")
+        await original(self, owned)
+
+    return room
+
+
+def _begin_data(watch: Watch, original: Any) -> Any:
+    @wraps(original)
+    def begin(self: Ownership, group: Any, shard: Any, former: Any, old: Any) -> None:
+        original(self, group, shard, former, old)
+        if former is not None and former.owner_epoch != shard.owner_epoch and former.state == "recovering":
+            watch.mark("a takeover of a takeover")
+        owned = self._runtime.data.get((group.gid, shard.index))
+        if owned is not None and owned.mirror is not None:
+            watch.mark("a move was finished")
+
+    return begin

@@ -102,6 +102,7 @@ class Client:
             await work
         except (TimeoutError, DataLossError) as error:
             self.doubts += 1
+            self._watch.mark("a push is in doubt")
             self._judge(error)
             return False
         except EcstoreError as error:
