@@ -28,6 +28,10 @@ MAX_UNACKED_BYTES = 32 * MIB
 #: milliseconds old when it is read; 8 MiB of frames is longer than that even on a saturated loopback.
 MAX_RECENT_BYTES = 8 * MIB
 
+#: Seconds that such frames are kept at most: twice the longest wait of a cut. A node has some 30 sources, so that by
+#: size alone it would fill with hundreds of MiB of frames that nobody asks for any more.
+MAX_RECENT_S = 4.0
+
 #: Frames in one log whatever their size (a frame of a one-row push is small but not free).
 MAX_LOG_FRAMES = 8192
 

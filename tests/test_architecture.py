@@ -64,7 +64,8 @@ WALLS: tuple[tuple[str, tuple[str, ...], str], ...] = (
      "a backend holds one value and decides nothing"),
     ("ecstore.faults", ("ecstore.node", "ecstore.client", "ecstore.coordination", "ecstore.cluster", "ecstore_admin"),
      "faults happen to bytes and know nothing of what they mean"),
-    ("ecstore.transport", ("ecstore.node", "ecstore.faults", "ecstore.client", "ecstore.coordination", "ecstore.cluster.map"),
+    ("ecstore.transport",
+     ("ecstore.node", "ecstore.faults", "ecstore.client", "ecstore.coordination", "ecstore.cluster.map"),
      "connections carry frames and do not know what is in them"),
 )  # fmt: skip
 

@@ -13,7 +13,7 @@ from fastapi import FastAPI, HTTPException, Path, Query
 import ecstore
 from ecstore.cluster.map import ClusterMap
 from ecstore.errors import EcstoreError
-from ecstore_admin import models, problems, scrub
+from ecstore_admin import faults, models, problems, scrub
 from ecstore_admin.observer import Observer
 from ecstore_admin.settings import AdminSettings
 from ecstore_admin.supervisor import NodeProcess, Supervisor
@@ -196,6 +196,7 @@ def create_app(settings: AdminSettings) -> FastAPI:
     _add_reads(app, service)
     _add_actions(app, service)
     app.include_router(scrub.router(service.scrubbing))
+    app.include_router(faults.router(service))
     return app
 
 

@@ -114,7 +114,7 @@ class NodeAction(BaseModel):
     )
 
     id: str
-    outcome: Literal["killed", "already_down", "started", "already_up"]
+    outcome: Literal["killed", "already_down", "started", "already_up", "paused", "resumed"]
     message: str
     at: float = Field(description="when the request began to be carried out")
 

@@ -21,7 +21,7 @@ from ecstore.launcher.processes import ProcessId, end, identify, is_running, las
 from ecstore_admin.settings import AdminSettings
 
 Wanted = Literal["up", "down"]
-Outcome = Literal["killed", "already_down", "started", "already_up"]
+Outcome = Literal["killed", "already_down", "started", "already_up", "paused", "resumed"]
 Report = Callable[[str, str, str], None]  # kind, node, message
 
 #: Between two looks at the processes.
@@ -53,6 +53,7 @@ class NodeProcess:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
     restarts_in_a_row: int = 0
     restart_at: float | None = None
+    resume_at: float | None = None  #: end of a pause
 
     @property
     def process(self) -> ProcessId | None:
@@ -139,6 +140,30 @@ class Supervisor:
             self._start(node)
             return "started"
 
+    async def pause(self, node_id: str, duration_s: float | None) -> Outcome:
+        """SIGSTOP; for `duration_s` seconds, or until `resume`. A node that was declared down meanwhile joins again,
+        empty, when it goes on."""
+        node = self.nodes[node_id]
+        async with node.lock:
+            if node.process is None or not send_signal(node.process, signal.SIGSTOP):
+                return "already_down"
+            node.resume_at = None if duration_s is None else time.monotonic() + duration_s
+            self._report("paused", node.id, f"node {node.id} (process {node.pid}) was paused on request")
+            return "paused"
+
+    async def resume(self, node_id: str) -> Outcome:
+        """SIGCONT, whether this service has paused the node or somebody else."""
+        node = self.nodes[node_id]
+        async with node.lock:
+            return self._go_on(node)
+
+    def _go_on(self, node: NodeProcess) -> Outcome:
+        node.resume_at = None
+        if node.process is None or not send_signal(node.process, signal.SIGCONT):
+            return "already_down"
+        self._report("resumed", node.id, f"node {node.id} (process {node.pid}) goes on")
+        return "resumed"
+
     def _start(self, node: NodeProcess) -> None:
         settings = self._settings
         command = node_command(
@@ -169,6 +194,8 @@ class Supervisor:
 
     def _look_at(self, node: NodeProcess) -> None:
         now = time.monotonic()
+        if node.resume_at is not None and now >= node.resume_at:
+            self._go_on(node)
         if node.pid is not None and node.exited_at is None and not node.running():
             self._ended(node)
             said = last_line(self._settings.run_dir / f"{node.id}.log")
@@ -185,12 +212,15 @@ class Supervisor:
         if node.child is not None:
             node.exit_code = node.child.poll()
             node.child = None
-        node.exited_at = time.time()
+        node.exited_at, node.resume_at = time.time(), None
         self._save()
 
     def end_all(self) -> None:
         """End every node process; for the end of the cluster."""
         running = [node.process for node in self.nodes.values() if node.process is not None and node.running()]
+        for process in running:
+            if process is not None:
+                send_signal(process, signal.SIGCONT)  # a paused one could not end in order
         end([process for process in running if process is not None], grace_s=0.5)
         for node in self.nodes.values():
             if node.child is not None:

@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "scrub": "let the nodes find and repair flipped bits in data and parity, while training goes on",
     "node": "run one node in the foreground",
     "admin": "run the admin service (REST), which starts and supervises node processes",
+    "chaos": "kill, pause and cut off nodes under load for minutes, then check every bit",
     "bench": "measure beside a peer: store",
     "coordination": "run the coordination service",
 }

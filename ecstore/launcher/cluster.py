@@ -100,6 +100,11 @@ class LocalCluster:
         """Every node's address, for `ecstore.connect`."""
         return ",".join(self.addresses.values())
 
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process numbers of "coordination" and "admin"."""
+        return {name: child.pid for name, child in self._children.items()}
+
     # -- starting ---------------------------------------------------------------------------------------
 
     def start(self, progress: Callable[[str], None] = lambda line: None) -> None:

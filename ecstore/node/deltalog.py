@@ -6,6 +6,7 @@ Rule 2: a log never drops a frame that somebody may still need; who needs what i
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 
@@ -16,8 +17,8 @@ U8 = NDArray[np.uint8]
 U32 = NDArray[np.uint32]
 U64 = NDArray[np.uint64]
 
-#: Bytes that a frame costs beyond its arrays (object, list slots), for the byte bounds.
-_FRAME_OVERHEAD_BYTES = 256
+#: Bytes that a frame costs beyond the contents of its arrays, for the byte bounds: five array objects and its own.
+_FRAME_OVERHEAD_BYTES = 1024
 
 
 @dataclass(slots=True, eq=False)
@@ -48,10 +49,11 @@ class DeltaFrame:
 class FrameLog:
     """Consecutive frames of one data shard."""
 
-    __slots__ = ("_frames", "_next", "nbytes")
+    __slots__ = ("_frames", "_next", "_times", "nbytes")
 
     def __init__(self, next_seq: int = 1) -> None:
         self._frames: deque[DeltaFrame] = deque()
+        self._times: deque[float] = deque()  # when each was appended
         self._next = next_seq  # seq that append() expects
         self.nbytes = 0
 
@@ -67,9 +69,10 @@ class FrameLog:
     def last(self) -> int:
         return self._next - 1
 
-    def append(self, frame: DeltaFrame) -> None:
+    def append(self, frame: DeltaFrame, now: float = 0.0) -> None:
         assert frame.seq == self._next, f"log expects seq {self._next}, got {frame.seq}"
         self._frames.append(frame)
+        self._times.append(now)
         self._next += 1
         self.nbytes += frame.nbytes
 
@@ -87,13 +90,23 @@ class FrameLog:
         newer.reverse()
         return newer
 
-    def trim(self, needed_after: int, *, keep_bytes: int = 0, keep_frames: int = 0) -> None:
-        """Drop frames with seq <= needed_after, oldest first, while the log exceeds `keep_bytes` or `keep_frames`."""
-        frames = self._frames
-        while frames and frames[0].seq <= needed_after and (self.nbytes > keep_bytes or len(frames) > keep_frames):
+    def trim(
+        self, needed_after: int, *, keep_bytes: int = 0, keep_frames: int = 0, keep_since: float = -math.inf
+    ) -> None:
+        """Drop frames with seq <= needed_after, oldest first, while the log exceeds `keep_bytes` or `keep_frames`, or
+        the oldest was appended before `keep_since`.
+        """
+        frames, times = self._frames, self._times
+        while (
+            frames
+            and frames[0].seq <= needed_after
+            and (self.nbytes > keep_bytes or len(frames) > keep_frames or times[0] < keep_since)
+        ):
             self.nbytes -= frames.popleft().nbytes
+            times.popleft()
 
     def reset(self, next_seq: int) -> None:
         self._frames.clear()
+        self._times.clear()
         self._next = next_seq
         self.nbytes = 0

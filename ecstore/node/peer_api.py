@@ -103,7 +103,7 @@ class PeerApi:
         if self._runtime.is_dropped(item.frame.table_id):
             sink.shard.drop_table(item.frame.table_id)
         try:
-            verdict = sink.shard.apply(item.src, item.frame, item.acked_by_all)
+            verdict = sink.shard.apply(item.src, item.frame, item.acked_by_all, self._runtime.loop.time())
         except EcstoreError as error:  # raised before a byte was written
             self._runtime.count("deltas_unfit")
             self._runtime.event("delta_unfit", f"group {item.gid} shard {item.src}: {error}")
@@ -372,7 +372,7 @@ class PeerApi:
         for item in unpack_deltas(frame):
             if self._runtime.is_dropped(item.frame.table_id):
                 sink.shard.drop_table(item.frame.table_id)
-            sink.shard.apply(src, item.frame)
+            sink.shard.apply(src, item.frame, now=self._runtime.loop.time())
         self._runtime.notify_deltas()
         connection.reply(frame.rid, {"applied": sink.shard.sources[src].applied})
 

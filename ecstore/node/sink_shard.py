@@ -163,8 +163,10 @@ class SinkShard:
 
     # -- deltas ---------------------------------------------------------------------------------------
 
-    def apply(self, src: int, frame: DeltaFrame, acked_by_all: int = 0) -> Applied:
-        """Apply one frame of source `src`. The arrays of the frame are kept in the log, not copied."""
+    def apply(self, src: int, frame: DeltaFrame, acked_by_all: int = 0, now: float = 0.0) -> Applied:
+        """Apply one frame of source `src`. The arrays of the frame are kept in the log, not copied. `now`: seconds of
+        any clock that never goes back; by it frames that all sinks have are forgotten.
+        """
         source = self.sources[src]
         if not source.synced:
             return Applied.UNSYNCED
@@ -181,9 +183,14 @@ class SinkShard:
                 keylist.apply(frame.new_slots, frame.new_keys, frame.freed_slots)
         source.applied = frame.seq
         source.requests.record(frame.client, frame.request_no, frame.seq)
-        source.log.append(frame)
+        source.log.append(frame, now)
         source.acked_by_all = max(source.acked_by_all, acked_by_all)
-        source.log.trim(source.acked_by_all, keep_bytes=limits.MAX_RECENT_BYTES, keep_frames=limits.MAX_LOG_FRAMES)
+        source.log.trim(
+            source.acked_by_all,
+            keep_bytes=limits.MAX_RECENT_BYTES,
+            keep_frames=limits.MAX_LOG_FRAMES,
+            keep_since=now - limits.MAX_RECENT_S,
+        )
         return Applied.APPLIED
 
     def _apply_bytes(self, source: Source, frame: DeltaFrame) -> None:

@@ -239,7 +239,7 @@ async def _roll_forward(
     frames = await _frames_after(runtime, group, index, sinks, mirror, lowest, seq)
     if mirror is not None:
         for item in frames:
-            if mirror.apply(index, item.frame) is Applied.GAP:
+            if mirror.apply(index, item.frame, now=runtime.loop.time()) is Applied.GAP:
                 raise NotReadyError("the copy can't be rolled forward; start again")
     await asyncio.gather(*(_forward(runtime, group, index, sink, frames, seq) for sink in behind))
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ecstore
-from ecstore.launcher import LocalCluster, local_cluster
+from ecstore.launcher import ClusterOptions, LocalCluster, NodeSettings, local_cluster
 
 PATIENCE_S = 60.0
 
@@ -27,7 +27,7 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[LocalCluster]:
-    with local_cluster(nodes=4) as running:
+    with local_cluster(options=ClusterOptions(nodes=4, settings=NodeSettings(allow_faults=True))) as running:
         yield running
 
 
