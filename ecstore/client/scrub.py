@@ -79,7 +79,8 @@ class ScrubReport:
         size = self.bytes_read / (1 << 20)
         said = [f"{self.groups_done} of {self.groups_total} groups, {self.stripes:,} stripes, {size:.1f} MiB read"]
         if self.corrupt:
-            said.append(f"{self.corrupt} stripes were corrupt, {self.repaired} of them repaired")
+            were = "1 stripe was" if self.corrupt == 1 else f"{self.corrupt} stripes were"
+            said.append(f"{were} corrupt, {self.repaired} repaired")
         else:
             said.append("no corrupt stripe")
         if self.not_attributable:
@@ -163,6 +164,7 @@ class Scrub:
         finally:
             await self._stop()
         self._name_unchecked()
+        self.report.waiting_for.clear()
         self.report.seconds = loop.time() - began
         return self.report
 

@@ -73,18 +73,20 @@ class Scrubber:
     # -- what was asked -------------------------------------------------------------------------------
 
     def start(self, run: str, gids: list[int], table_id: int | None, rate_mib_s: float, repair: bool) -> ScrubJob:
-        """Scrub these groups, in addition to what `run` has asked before. CapacityError while another run goes on."""
+        """Scrub these groups, in addition to what `run` has asked before (table, rate and repair stay as it asked
+        first). CapacityError while another run goes on.
+        """
         job = self.job
         if job is not None and job.run != run and job.finished_at is None:
             raise CapacityError(
                 f"node {self._runtime.name} is busy with scrub {job.run!r}; wait for its end, or stop it", run=job.run
             )
         if job is None or job.run != run:
-            job = self.job = ScrubJob(run, table_id, repair, self._runtime.wall())
+            job = self.job = ScrubJob(run, table_id, rate_mib_s, repair, self._runtime.wall())
+            self._pacer = Pacer(rate_mib_s * limits.MIB)
             self._events = 0
         for gid in gids:
             job.want(gid)
-        self._pacer = Pacer(rate_mib_s * limits.MIB)
         job.finished_at = None
         if self._task is None or self._task.done():
             self._task = self._runtime.spawn(self._work(job), f"scrub {run}")
@@ -148,7 +150,8 @@ class Scrubber:
         """One look at one block; True at the end of the group."""
         group = self._group(part.gid)
         if not part.begun:
-            part.begin(await self._slots_in_use(group, job.table_id))
+            width = self._runtime.map.code(group).width  # a block is a second's worth at most: it shows that we move
+            part.begin(await self._slots_in_use(group, job.table_id), int(job.rate_mib_s * limits.MIB / width))
         table = self._next_table(part)
         if table is None:
             return True
@@ -326,7 +329,8 @@ class Scrubber:
             where, node = "a shard that can't be told", ""
         else:
             node = group.shards[shard].owner
-            where = f"{suspect.bits} wrong bits in {'data' if shard < k else 'parity'} shard {shard} on node {node}"
+            count = "1 wrong bit" if suspect.bits == 1 else f"{suspect.bits} wrong bits"
+            where = f"{count} in {'data' if shard < k else 'parity'} shard {shard} on node {node}"
         self._report(job, Finding(
             group.gid, table.spec.name, slot, shard, node, outcome, suspect.bits if shard is not None else 0,
             self._runtime.wall(),

@@ -105,9 +105,13 @@ class GroupScrub:
         self.rows_done = False  #: of the present block; its key lists are next
         self._tables: deque[tuple[int, int]] = deque()  # (table, slots in use when the group was begun)
         self._start = 0
+        self._block_bytes = MAX_BLOCK_BYTES
 
-    def begin(self, used: Mapping[int, int]) -> None:
-        """`used`: slots of each table to be walked. What is added later was written later: the next scrub's."""
+    def begin(self, used: Mapping[int, int], block_bytes: int = MAX_BLOCK_BYTES) -> None:
+        """`used`: slots of each table to be walked. What is added later was written later: the next scrub's.
+        `block_bytes`: of one shard, in one block; a row at least.
+        """
+        self._block_bytes = min(block_bytes, MAX_BLOCK_BYTES)
         self._tables = deque((table, slots) for table, slots in sorted(used.items()) if slots)
         self.stripes_total = sum(used.values())
         self.begun, self.state = True, "running"
@@ -124,7 +128,7 @@ class GroupScrub:
 
     def block(self, row_bytes: int) -> I64:
         """Slots of the present block."""
-        step = max(1, min(limits.BLOCK_SLOTS, MAX_BLOCK_BYTES // row_bytes))
+        step = max(1, min(limits.BLOCK_SLOTS, self._block_bytes // row_bytes))
         return np.arange(self._start, min(self._start + step, self._tables[0][1]), dtype=np.int64)
 
     def to_look_at(self, row_bytes: int) -> I64:
@@ -183,6 +187,7 @@ class ScrubJob:
 
     run: str
     table_id: int | None
+    rate_mib_s: float
     repair: bool
     started_at: float
     groups: dict[int, GroupScrub] = field(default_factory=dict)

@@ -30,14 +30,14 @@ def seven(tmp_path_factory: pytest.TempPathFactory):
         yield nodes
 
 
-def flip(address: str, code: str, count: int, seed: int) -> set[tuple[int, int, int]]:
+def flip(address: str, code: str, name: str, count: int, seed: int) -> set[tuple[int, int, int]]:
     """Flip `count` bits, one in a stripe, by messages; (group, shard, slot) of each."""
     rng = np.random.default_rng(seed)
 
     async def run() -> set[tuple[int, int, int]]:
         async with await ecstore.aio.connect(address) as store:
             current = store.cluster_map
-            groups, table = current.groups_of(code), current.tables["t"]
+            groups, table = current.groups_of(code), current.tables[name]
             done: dict[tuple[int, int], int] = {}
             while len(done) < count:
                 group = groups[len(done) % len(groups)]
@@ -79,11 +79,11 @@ def test_the_command_repairs_what_was_flipped_in_other_processes(seven: NodeProc
         pushing = threading.Thread(target=push_on)
         pushing.start()
         try:
-            flipped = flip(seven.address, CODE, 100, seed=2)
-            code, found, said = scrub(seven.address, tmp_path, "--no-repair", "--table", "t")
-            assert code == 1
-            assert (found["corrupt"], found["unrepaired"], found["repaired"]) == (100, 100, 0)
-            assert "NOT REPAIRED" in said
+            flipped = flip(seven.address, CODE, "t", 100, seed=2)
+            found = store.scrub(repair=False, table="t", rate_mib_s=500.0)
+            assert not found.ok
+            assert (found.corrupt, found.unrepaired, found.repaired) == (100, 100, 0)
+            assert {entry["outcome"] for entry in found.findings} == {"found"}
             code, report, said = scrub(seven.address, tmp_path, "--rate", "64")
         finally:
             stop.set()
@@ -98,8 +98,27 @@ def test_the_command_repairs_what_was_flipped_in_other_processes(seven: NodeProc
         assert np.array_equal(before[1], after[1])
 
 
+def test_with_one_parity_shard_the_command_reports_and_overwrites_nothing(seven: NodeProcesses, tmp_path: Path) -> None:
+    with ecstore.connect(seven.address, timeout=60.0) as store:
+        table = store.create_table("one", dim=DIM, optimizer=ecstore.SGD(lr=0.1), code="rs(4,1)", seed=3)
+        table.push(np.arange(KEYS), np.ones((KEYS, DIM), np.float32))
+        until_settled(store, "rs(4,1)")
+        flipped = flip(seven.address, "rs(4,1)", "one", 100, seed=3)
+        before = table.export(state=True)
+        code, report, said = scrub(seven.address, tmp_path, "--table", "one", "--rate", "500")
+        assert code == 1
+        assert "100 NOT ATTRIBUTABLE to one shard, nothing overwritten" in said
+        assert (report["corrupt"], report["not_attributable"], report["repaired"]) == (100, 100, 0)
+        stripes = {(gid, slot) for gid, _shard, slot in flipped}
+        assert {(e["group"], e["slot"]) for e in report["findings"]} == stripes
+        assert np.array_equal(table.export(state=True)[1], before[1])
+        again = store.scrub(table="one", rate_mib_s=500.0)
+        assert {(e["group"], e["slot"]) for e in again.findings} == stripes, "parity rows are as they were, too"
+        store.drop_table("one")
+
+
 def test_a_scrub_survives_the_death_of_nodes_that_carry_it_out(seven: NodeProcesses) -> None:
-    """Their groups are scrubbed by the new owners once these are whole. Flips made after that are all repaired."""
+    """Their groups are scrubbed by the new owners once these are whole. The node stays dead: this test is the last."""
     with ecstore.connect(seven.address, timeout=60.0) as store:
         wide = store.create_table("wide", dim=512, optimizer=ecstore.SGD(lr=1.0), code=CODE, seed=5)
         wide.push(np.arange(KEYS), np.ones((KEYS, 512), np.float32))
@@ -115,4 +134,3 @@ def test_a_scrub_survives_the_death_of_nodes_that_carry_it_out(seven: NodeProces
         assert killed.is_set()
         assert report.ok, report.describe()
         assert report.groups_done == report.groups_total == len(store.cluster_map.groups_of(CODE))
-        seven.start("n3")

@@ -153,6 +153,12 @@ class TestGroupScrub:
         part.skip_table()
         assert part.block(1 << 18).size == 4
 
+    def test_a_low_rate_makes_short_blocks_and_a_row_at_least(self) -> None:
+        part = GroupScrub(0)
+        part.begin({7: 2000}, 100)
+        assert part.block(32).size == 3
+        assert part.block(4096).size == 1
+
     def test_repaired_is_what_agrees_when_it_is_read_again(self) -> None:
         part = self.begun()
         assert self.look(part, {2: 1, 6: 0, 8: UNKNOWN}) == {}
@@ -188,7 +194,7 @@ class TestGroupScrub:
 
 
 def test_findings_are_bounded() -> None:
-    job = ScrubJob("r", None, True, 0.0)
+    job = ScrubJob("r", None, 1.0, True, 0.0)
     for slot in range(MAX_FINDINGS + 5):
         job.note(Finding(0, "t", slot, 1, "n1", "repaired", 1, 0.0, ""))
     told = job.to_wire(after=10)
