@@ -37,7 +37,7 @@ def test_a_short_run_proves_what_it_says(tmp_path: Path) -> None:
     assert report["trainer_bit_identical"] and report["trainer_rows"] > 1000  # noqa: PT018
     assert report["parity_verified"]
     assert report["parity"]["stripes"] > 1000
-    assert report["starvation"]["otherwise"]["pushes_per_s"] > 0
+    assert report["starvation"]["speeds"]["otherwise"]["pushes_per_s"] > 0
     done = sum(report[name] for name in ("kills", "pauses", "isolations", "partitions", "delays", "cuts", "slowdowns"))
     assert done == len([entry for entry in report["timeline"] if entry["kind"] != "note"])
     assert all(line in ran.stdout for line in (entry["text"] for entry in report["timeline"]))
