@@ -14,6 +14,9 @@ from typing import Any, Final
 
 from ecstore.chaos.clients import ClientOptions
 from ecstore.chaos.ledger import Ledger
+from ecstore.chaos.watch import Phase
+
+PHASES: Final[tuple[Phase, ...]] = ("failover", "recovery", "otherwise")
 
 #: Between two looks at the ledgers.
 LOOK_S: Final = 0.1
@@ -94,10 +97,9 @@ class Sampler:
     """A thread that looks at ledgers and memory. `processes` gives the processes of now: name -> process number."""
 
     ledgers: Sequence[Ledger]
-    recovering: Callable[[], bool]
+    phase: Callable[[], Phase]
     processes: Callable[[], Mapping[str, int]]
-    in_recovery: Speed = field(default_factory=Speed)
-    otherwise: Speed = field(default_factory=Speed)
+    speeds: dict[Phase, Speed] = field(default_factory=lambda: {name: Speed() for name in PHASES})
     memory: dict[tuple[str, int], list[tuple[float, int]]] = field(default_factory=dict)
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -116,7 +118,7 @@ class Sampler:
         acked_at, sample_at = now, now
         while not self._stop.wait(LOOK_S):
             before, now = now, time.monotonic()
-            speed = self.in_recovery if self.recovering() else self.otherwise
+            speed = self.speeds[self.phase()]
             more, more_pulls = self._count("pushes") - pushes, self._count("pulls") - pulls
             pushes, pulls = pushes + more, pulls + more_pulls
             speed.seconds += now - before

@@ -84,20 +84,21 @@ def _longest(values: Iterable[float]) -> float:
 def _starvation(result: ChaosResult) -> dict[str, Any]:
     """Load and recovery side by side: neither may hold up the other."""
     if result.sampler is None or result.watch is None:
-        return {"ok": True, "during_recovery": None, "otherwise": None}
+        return {"ok": True, "why": "", "speeds": {}}
     bound = STARVED_LIMITS * result.options.suspect_after_s + STARVED_S
-    during, otherwise = result.sampler.in_recovery, result.sampler.otherwise
+    speeds = result.sampler.speeds
+    gap = _longest(speed.longest_gap_s for speed in speeds.values())
     idle = _longest(one.idle_s for one in result.watch.recoveries.values() if one.state == "done")
     why = ""
-    if max(during.longest_gap_s, otherwise.longest_gap_s) > bound:
-        why = f"no push was acknowledged for {max(during.longest_gap_s, otherwise.longest_gap_s):.1f} s"
+    if gap > bound:
+        why = f"no push was acknowledged for {gap:.1f} s"
     elif idle > bound:
         why = f"a recovery made no progress for {idle:.1f} s"
-    elif during.seconds > bound and not during.pushes:
+    elif speeds["recovery"].seconds > STARVED_S and not speeds["recovery"].pushes:
         why = "no push was acknowledged while anything was being decoded"
     return {
-        "ok": not why, "why": why, "bound_s": bound, "during_recovery": during.to_json(),
-        "otherwise": otherwise.to_json(), "longest_recovery_idle_s": round(idle, 2),
+        "ok": not why, "why": why, "bound_s": bound, "longest_gap_s": round(gap, 2),
+        "longest_recovery_idle_s": round(idle, 2), "speeds": {name: speed.to_json() for name, speed in speeds.items()},
     }  # fmt: skip
 
 
@@ -112,11 +113,12 @@ def summary(report: dict[str, Any]) -> list[str]:
         f"{_yes(report['trainer_bit_identical'])} ({report['trainer_batches']} batches); parity right: "
         f"{_yes(report['parity_verified'])}",
     ]
-    during, otherwise = report["starvation"]["during_recovery"], report["starvation"]["otherwise"]
-    if during and otherwise:
+    speeds = report["starvation"]["speeds"]
+    if speeds:
         lines.append(
-            f"pushes/s while something is decoded {during['pushes_per_s']}, otherwise {otherwise['pushes_per_s']}; "
-            f"longest time without one {max(during['longest_gap_s'], otherwise['longest_gap_s'])} s"
+            f"pushes/s during failovers {speeds['failover']['pushes_per_s']}, while something is decoded "
+            f"{speeds['recovery']['pushes_per_s']}, otherwise {speeds['otherwise']['pushes_per_s']}; longest time "
+            f"without one {report['starvation']['longest_gap_s']} s"
         )
     grown = max(report["memory"], key=lambda one: float(one["growth"]), default=None)
     if grown is not None:

@@ -32,6 +32,8 @@ CHECK_PAUSE_S: Final = 1.0
 #: A client gets so long to end: the trainer trains everything once more without a cluster.
 FINISH_S: Final = 300.0
 START_S: Final = 60.0
+#: Of each check after a failure: a cluster that is broken may not answer at all.
+FAILED_CHECK_S: Final = 20.0
 
 
 @dataclass(slots=True)
@@ -151,8 +153,9 @@ class _Run:
                 client.process.stdin.close()  # all at once; `finish` waits for each
                 client.process.stdin = None
         for name, client in self._clients.items():
-            if name not in result.said:
-                result.said[name] = client.finish(FINISH_S)
+            if name in result.said:
+                continue  # it ended before, and that is told already
+            result.said[name] = client.finish(FINISH_S)
             if "error" in result.said[name]:
                 result.failures.append(f"{name}: {result.said[name]['error']}")
         result.pushes = sum(ledger.get("pushes") for ledger in ledgers)
@@ -172,13 +175,14 @@ class _Run:
             if count:
                 result.failures.append(f"{count} acknowledged increments were {what}")
 
-    def prove(self, address: str, ledgers: list[Ledger]) -> None:
+    def prove(self, address: str, ledgers: list[Ledger], *, timeout_s: float = START_S) -> None:
+        """End the load and check everything, within `timeout_s` for each check of the cluster."""
         self.tell("ending the clients; the trainer trains the same once more without a cluster, to compare")
         self.finish_clients(ledgers)
-        with ecstore.connect(address, timeout=START_S) as store:
+        with ecstore.connect(address, timeout=timeout_s) as store:
             self.check_sums(store, ledgers)
         self.tell("checking that every group's parity is that of its data")
-        self.result.verified = verify(address)
+        self.result.verified = verify(address, timeout=timeout_s)
         self.tell(self.result.verified.describe())
         if not self.result.verified.ok:
             self.result.failures.append(self.result.verified.describe())
@@ -216,7 +220,7 @@ def _disturb(run: _Run, rest: Rest, watch: Watch, address: str, schedule: Callab
     try:
         run.tell(f"starting {options.counters} counters, a reader and a trainer")
         ledgers = run.load(address)
-        sampler = result.sampler = Sampler([*ledgers, *run.others], watch.recovering, lambda: run.processes(watch))
+        sampler = result.sampler = Sampler([*ledgers, *run.others], watch.phase, lambda: run.processes(watch))
         sampler.start()
         try:
             driver.settle()
@@ -236,4 +240,12 @@ def _disturb(run: _Run, rest: Rest, watch: Watch, address: str, schedule: Callab
         run.tell(f"given up: {error}")
         result.failures.append(str(error))
         if ledgers:
-            run.finish_clients(ledgers)
+            _look_once_more(run, address, ledgers)
+
+
+def _look_once_more(run: _Run, address: str, ledgers: list[Ledger]) -> None:
+    """The run has failed; how far the damage goes is worth knowing all the same."""
+    try:
+        run.prove(address, ledgers, timeout_s=FAILED_CHECK_S)
+    except (GivenUp, EcstoreError) as error:
+        run.result.failures.append(f"the last checks could not be made: {error}")

@@ -10,12 +10,14 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import ecstore.aio
 from ecstore.cluster.map import ClusterMap
 from ecstore.errors import EcstoreError
 from ecstore.transport import new_event_loop
+
+Phase = Literal["failover", "recovery", "otherwise"]
 
 PAUSE_S: Final = 0.4
 ASK_TIMEOUT_S: Final = 1.0
@@ -30,6 +32,7 @@ class Seen:
     rows: int = 0
     started_at: float = 0.0
     finished_at: float | None = None
+    serving: bool = False
     idle_s: float = 0.0  #: longest time without progress while rows were missing
 
 
@@ -66,6 +69,19 @@ class Watch:
     def recovering(self) -> bool:
         """Whether a shard that was lost is not whole yet."""
         return any(s.state == "recovering" for group in self.map.groups if not group.lost for s in group.shards)
+
+    def phase(self) -> Phase:
+        """Whether a lost data shard has no owner that serves yet; otherwise, whether anything is being brought back."""
+        if not self.recovering():
+            return "otherwise"
+        current = self.map
+        serving = {key[:3] for key, seen in tuple(self.recoveries.items()) if seen.serving and seen.finished_at is None}
+        for group in current.groups:
+            for shard in group.shards[: current.code(group).k]:
+                waiting = shard.state == "recovering" and (group.gid, shard.index, shard.owner) not in serving
+                if waiting and not group.lost:
+                    return "failover"
+        return "recovery"
 
     def tolerated(self) -> int:
         """Nodes that may be lost now, whichever they are."""
@@ -139,6 +155,7 @@ class Watch:
         elif seen.finished_at is not None:
             return
         seen.state, seen.rows, seen.finished_at = str(told["state"]), int(told["rows_decoded"]), told["finished_at"]
+        seen.serving = told["serving_at"] is not None
         if seen.finished_at is None and told["rows_decoded"] < told["rows_total"]:
             since = told["last_progress_at"] or told["serving_at"] or told["started_at"]
             seen.idle_s = max(seen.idle_s, now - float(since))

@@ -58,6 +58,7 @@ class Recovery:
     def finish(self, state: State, now: float) -> None:
         if self.finished_at is None:
             self.state, self.finished_at = state, now
+            self._marks.clear()  # a node remembers hundreds of finished recoveries
 
     def rate(self, now: float) -> float:
         """Rows a second over the last RATE_WINDOW_S; 0.0 when nothing moved."""

@@ -20,7 +20,7 @@ def test_a_short_run_proves_what_it_says(tmp_path: Path) -> None:
     file = tmp_path / "report.json"
     ran = subprocess.run(
         [
-            sys.executable, "-m", "ecstore", "chaos", "--minutes=0.15", "--seed=9", "--suspect-after=1.5",
+            sys.executable, "-m", "ecstore", "chaos", "--minutes=0.1", "--seed=49", "--suspect-after=1.5",
             f"--json={file}", f"--run-dir={tmp_path / 'run'}",
         ],
         capture_output=True, text=True, timeout=280, check=False,
@@ -30,14 +30,15 @@ def test_a_short_run_proves_what_it_says(tmp_path: Path) -> None:
     assert report["ok"]
     assert report["failures"] == []
     assert (report["lost"], report["doubled"], report["in_doubt"]) == (0, 0, 0)
-    assert report["rounds"] >= 1
+    assert (report["kills"], report["isolations"]) == (1, 1), "the second while the first is being decoded"
+    assert report["recoveries"]["data"]["rows"] > 100
     assert report["pushes"] > 20
     assert report["pulls"] > 10
     assert report["bit_identical"] and report["rows_compared"] == 3000  # noqa: PT018
     assert report["trainer_bit_identical"] and report["trainer_rows"] > 1000  # noqa: PT018
     assert report["parity_verified"]
     assert report["parity"]["stripes"] > 1000
-    assert report["starvation"]["otherwise"]["pushes_per_s"] > 0
+    assert report["starvation"]["speeds"]["otherwise"]["pushes_per_s"] > 0
     done = sum(report[name] for name in ("kills", "pauses", "isolations", "partitions", "delays", "cuts", "slowdowns"))
     assert done == len([entry for entry in report["timeline"] if entry["kind"] != "note"])
     assert all(line in ran.stdout for line in (entry["text"] for entry in report["timeline"]))
@@ -45,11 +46,10 @@ def test_a_short_run_proves_what_it_says(tmp_path: Path) -> None:
 
 def test_the_schedule_can_be_seen_before() -> None:
     command = [sys.executable, "-m", "ecstore", "chaos", "--plan", "--minutes=5", "--seed=3", "--json=-"]
-    shown = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(2)]
-    assert shown[0].stdout == shown[1].stdout
-    planned = json.loads(shown[0].stdout)["rounds"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True)
+    planned = json.loads(shown.stdout)["rounds"]
     assert len(planned) == 20
-    assert "round 1: " in shown[0].stderr
+    assert "round 1: " in shown.stderr
 
 
 def test_memory_that_grows_is_seen() -> None:

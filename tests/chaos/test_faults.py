@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from node_processes import NodeProcesses, keys_owned_by, newest_map, places, unt
 from raw_client import RawClient, codes_of, pull_request, push_request
 
 import ecstore
-from ecstore.launcher.nodes import NodeSettings
 from ecstore.verify import verify
 from tests.chaos.conftest import CODE, KEYS
 
@@ -29,13 +27,6 @@ def order(nodes: NodeProcesses, store: ecstore.Store, node: str, **meta: Any) ->
 def faults_of(nodes: NodeProcesses, store: ecstore.Store, node: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = store.ask_node(nodes.addresses[node], "fault.list", {})["faults"]
     return found
-
-
-def test_a_node_takes_no_faults_unless_it_was_started_so(tmp_path: Path) -> None:
-    with NodeProcesses(tmp_path, 1, NodeSettings()) as nodes, ecstore.connect(nodes.address) as store:
-        for kind in ("fault.set", "fault.list", "fault.clear", "fault.flip"):
-            with pytest.raises(ecstore.ConfigError, match="--allow-faults"):
-                store.ask_node(nodes.address, kind, {})
 
 
 def test_what_makes_no_sense_is_refused(faulty_six: NodeProcesses, store: ecstore.Store) -> None:
@@ -74,25 +65,6 @@ def test_an_isolated_node_is_declared_down_acknowledges_nothing_and_joins_again(
     assert newest_map(store).nodes["n2"].incarnation > life
     until_settled(store, CODE)
     assert np.array_equal(counters.pull(EVERYTHING), -2 * ONES)
-    assert verify(faulty_six.address).ok
-
-
-def test_two_nodes_that_do_not_hear_each_other(
-    faulty_six: NodeProcesses, store: ecstore.Store, counters: ecstore.Table
-) -> None:
-    """One way only, and the service hears both: one of them goes, and pushes that were held up are counted once."""
-    before = newest_map(store)
-    order(faulty_six, store, "n1", kind="partition", peers=["n3"], direction="out", duration_s=30.0)
-    for _ in range(3):
-        counters.push(EVERYTHING, ONES)
-    changed = newest_map(store)
-    gone = [name for name, node in before.nodes.items() if not changed.is_alive(name, node.incarnation)]
-    assert gone, "a push was acknowledged although one of its parity shards could not be reached"
-    assert set(gone) <= {"n1", "n3"}
-    store.ask_node(faulty_six.addresses["n1"], "fault.clear", {})
-    until(lambda: len(newest_map(store).up_nodes()) == 6, "the nodes to join again")
-    until_settled(store, CODE)
-    assert np.array_equal(counters.pull(EVERYTHING), -3 * ONES)
     assert verify(faulty_six.address).ok
 
 
@@ -146,7 +118,7 @@ def cleared(store: ecstore.Store, address: str) -> bool:
 def test_a_slow_node_is_slow_and_right(
     faulty_six: NodeProcesses, store: ecstore.Store, counters: ecstore.Table
 ) -> None:
-    order(faulty_six, store, "n4", kind="slow", block_ms=150, every_ms=200, duration_s=2.0)
+    order(faulty_six, store, "n4", kind="slow", block_ms=150, every_ms=200, duration_s=1.0)
     for _ in range(5):
         counters.push(EVERYTHING, ONES)
     assert np.array_equal(counters.pull(EVERYTHING), -5 * ONES)
