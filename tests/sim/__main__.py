@@ -1,8 +1,8 @@
 """Break the cluster on purpose, by seed.
 
-  python -m tests.sim --seeds 0:500            500 schedules; says which promise broke, and when
-  python -m tests.sim --seed 7 --trace         the story of one schedule, the same each time
-  python -m tests.sim --mutations              how many seeds each seeded bug takes to be caught
+python -m tests.sim --seeds 0:500            500 schedules; says which promise broke, and when
+python -m tests.sim --seed 7 --trace         the story of one schedule, the same each time
+python -m tests.sim --mutations              how many seeds each seeded bug takes to be caught
 """
 
 from __future__ import annotations

@@ -32,10 +32,10 @@ class Faults:
     async def run(self, seconds: float) -> None:
         end = self._loop.time() + seconds
         actions: list[tuple[int, Callable[[], Awaitable[None] | None]]] = [
-            (14, self._kill), (5, self._kill_together), (8, self._kill_recovering), (10, self._restart),
-            (7, self._pause), (4, self._block), (3, self._slow_node), (7, self._partition), (5, self._isolate),
-            (6, self._delay), (8, self._cut), (3, self._kill_coordinator), (3, self._cut_off_from_coordinator),
-            (3, self._drain), (3, self._add_node), (4, self._damage),
+            (14, self._kill), (5, self._kill_behind_slow_links), (5, self._kill_together),
+            (8, self._kill_recovering), (10, self._restart), (7, self._pause), (4, self._block), (3, self._slow_node),
+            (7, self._partition), (5, self._isolate), (6, self._delay), (8, self._cut), (3, self._kill_coordinator),
+            (3, self._cut_off_from_coordinator), (3, self._drain), (3, self._add_node), (4, self._damage),
         ]  # fmt: skip
         weights = [weight * self._rng.choice((0, 1, 1, 2)) for weight, _action in actions]
         if not any(weights):
@@ -96,8 +96,24 @@ class Faults:
 
     def _kill(self) -> None:
         victim = self._pick()
+        struck = [n for n, host in self._cluster.hosts.items() if host.process.state != "dead" and n in self.suspects]
+        if struck and self._rng.random() < 0.5:  # what it has not sent for a partition is lost with it
+            victim = self._rng.choice(struck)
         if victim is not None and self._may_lose(victim):
-            self._cluster.kill(victim, vanish=self._rng.random() < 0.25)
+            self._cluster.kill(victim, vanish=self._rng.random() < 0.5)
+
+    async def _kill_behind_slow_links(self) -> None:
+        """What a node has sent to its peers comes late; then its machine is gone, and with it what was on its way."""
+        victim = self._pick()
+        if victim is None or not self._may_lose(victim):
+            return
+        ways = [(victim, other) for other in self._cluster.hosts if other != victim and self._rng.random() < 0.7]
+        for way in ways:
+            self._network.slow[way] = self._rng.choice((0.05, 0.15))
+        self._for_a_while(1.0, lambda: [self._network.slow.pop(way, None) for way in ways] and None)
+        await asyncio.sleep(self._rng.uniform(0.02, 0.3))
+        if self._cluster.hosts[victim].process.running and self._may_lose(victim):
+            self._cluster.kill(victim, vanish=True)
 
     def _kill_together(self) -> None:
         well = self._well()

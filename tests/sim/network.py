@@ -96,7 +96,7 @@ class SimTransport(asyncio.Transport):
     def abort(self) -> None:
         if self.gone:
             return
-        self.closing = True
+        self.closing = self.cut = True
         self.network.reset(self)
         self._call_soon(self._lose, None)
 
@@ -301,7 +301,6 @@ class Network:
 
     def reset(self, sender: SimTransport) -> None:
         """The far end learns at once, in terms of the network, that the connection is broken."""
-        sender.cut = True
         self._pass(
             sender.process.host, sender.other.process.host,
             lambda: sender.other.lose(ConnectionResetError(104, "reset by the peer")), sender,
@@ -339,7 +338,9 @@ class Network:
         for transport in self.connections():
             if transport.process is process:
                 self.forget(transport)
-                if not vanish:
+                if vanish:
+                    transport.cut = True  # what its kernel had not sent yet is gone with it
+                else:
                     self.reset(transport)
 
     def back(self, host: str) -> None:

@@ -102,6 +102,7 @@ def _run(loop: VirtualLoop, settings: Settings, watch: Watch, folder: Path) -> R
     rng = random.Random(f"run {settings.seed}")
     loop.network = Network(loop, random.Random(f"network {settings.seed}"))
     loop.network.window_bytes = settings.window_bytes
+    loop.network.delay_s = settings.delay_s
     loop.set_exception_handler(watch.exception)
     watch.say(settings.describe())
     schedule = _Schedule(loop, settings, watch, rng, folder)

@@ -37,6 +37,7 @@ class Settings:
     beyond: bool
     bounds: dict[str, int]
     window_bytes: int
+    delay_s: tuple[float, float]  #: of one message, least and most
     trainer: bool  #: a DLRM is trained meanwhile
 
     def describe(self) -> str:
@@ -66,6 +67,7 @@ def settings_of(seed: int) -> Settings:
         beyond=rng.random() < 0.1,
         bounds=_bounds(rng),
         window_bytes=rng.choice((1 << 12, 1 << 18)),
+        delay_s=rng.choice(((0.0001, 0.002), (0.0001, 0.002), (0.001, 0.03))),
         trainer=rng.random() < 0.1,
     )
 

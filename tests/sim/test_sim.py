@@ -40,13 +40,16 @@ def test_the_same_seed_tells_the_same_story() -> None:
     assert len(first) > 20
     assert [line for line in first if line.startswith("trace ")]
     # The last lines say how long it took.
-    assert first[: first.index(next(line for line in first if line.startswith("trace "))) + 1] == second[
-        : second.index(next(line for line in second if line.startswith("trace "))) + 1
-    ]
+    assert (
+        first[: first.index(next(line for line in first if line.startswith("trace "))) + 1]
+        == second[: second.index(next(line for line in second if line.startswith("trace "))) + 1]
+    )
 
 
 def test_another_seed_tells_another_story() -> None:
-    assert sim("--seed", "3", "--trace").stdout.splitlines()[:10] != sim("--seed", "4", "--trace").stdout.splitlines()[:10]
+    assert (
+        sim("--seed", "3", "--trace").stdout.splitlines()[:10] != sim("--seed", "4", "--trace").stdout.splitlines()[:10]
+    )
 
 
 def test_every_seeded_bug_is_caught(tmp_path: Path) -> None:
