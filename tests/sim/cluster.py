@@ -48,6 +48,7 @@ class SimCluster:
         self.coordinator: Process | None = None
         self.service: CoordinationService
         self.lives = 0
+        self.hurry_until = 0.0  # virtual time until which clients should not take their time
 
     # -- coordination service
 
@@ -131,6 +132,11 @@ class SimCluster:
             for name, host in self.hosts.items()
             if host.process.running and host.runtime is not None and self.map.is_alive(name, host.runtime.incarnation)
         }
+
+    def unsettled(self) -> bool:
+        """Whether shards are being recovered or moved, or something is about to happen."""
+        shards = (shard for group in self.map.groups if not group.lost for shard in group.shards)
+        return self.loop.time() < self.hurry_until or any(s.state != "active" or s.joining is not None for s in shards)
 
     # -- what may be lost
 

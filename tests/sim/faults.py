@@ -111,6 +111,7 @@ class Faults:
         for way in ways:
             self._network.slow[way] = self._rng.choice((0.05, 0.15))
         self._for_a_while(1.0, lambda: [self._network.slow.pop(way, None) for way in ways] and None)
+        self._cluster.hurry_until = self._loop.time() + 0.5
         await asyncio.sleep(self._rng.uniform(0.02, 0.3))
         if self._cluster.hosts[victim].process.running and self._may_lose(victim):
             self._cluster.kill(victim, vanish=True)

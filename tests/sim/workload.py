@@ -46,6 +46,7 @@ class Client:
         self.stopping = False
         self.pushes = self.pulls = self.doubts = self.refusals = 0
         self.waiting_for = ""
+        self._hurries = 300
         self.model: OwnedRows
         self.store: aio.Store
         self.process = Process(cluster.loop, f"client{number}", f"client{number}")
@@ -59,7 +60,14 @@ class Client:
             self.model = OwnedRows(self._owned.spec)
             while not self.stopping:
                 await self._step()
-                await asyncio.sleep(self._rng.choice((0.0, 0.005, 0.02, 0.1)))
+                await asyncio.sleep(self._pause())
+
+    def _pause(self) -> float:
+        """Short while something is going on, as long as the budget lasts: that is when order matters."""
+        if self._hurries > 0 and self._cluster.unsettled():
+            self._hurries -= 1
+            return self._rng.choice((0.0, 0.0, 0.001, 0.005))
+        return self._rng.choice((0.005, 0.03, 0.1, 0.2))
 
     async def _step(self) -> None:
         name, step = self._rng.choices(
@@ -77,9 +85,10 @@ class Client:
     # -- keys
 
     def _own_keys(self, most: int) -> U64:
-        """Keys of this client, each once: a random part of a third of the universe."""
+        """Keys of this client, each once: a random part of a third of the universe, or of the few hot ones."""
         count = self._rng.randint(1, most)
-        own = np.arange(self.number, self._settings.keys * 3, 3, dtype=np.uint64)
+        universe = self._settings.keys * 3 if self._rng.random() < 0.5 else 30
+        own = np.arange(self.number, universe, 3, dtype=np.uint64)
         return np.sort(self._np.choice(own, min(count, own.size), replace=False))
 
     def _shared_keys(self) -> U64:
