@@ -36,7 +36,7 @@ from tests.sim.workload import Client, create_tables
 #: Virtual seconds after the healing within which the cluster must be clean and all clients done.
 CLEAN_WITHIN_S = 120.0
 #: Virtual seconds of calm after that, in which everything that was left over must end.
-CALM_S = 11.0
+CALM_S = 5.0
 #: Callbacks after which a run is given up: something goes round and round.
 MAX_CALLBACKS = 3_000_000
 

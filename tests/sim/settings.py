@@ -11,12 +11,16 @@ from unittest.mock import patch
 
 from ecstore import limits
 from ecstore.cluster import placement
+from ecstore.node import client_api
 from ecstore.node.data_shard import DataShard
 from ecstore.node.sink_shard import SinkShard
 
 CODES = ("rs(3,2)", "rs(2,1)", "rs(4,2)", "rs(2,2)", "replicate(2)", "replicate(3)", "rs(2,3)", "rs(3,1)")
 
 MAX_ROWS = 2048
+
+#: Virtual seconds that a request waits for a decode or for room, before it is refused and sent again.
+WAIT_S = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ def settings_of(seed: int) -> Settings:
         keys=rng.choice((60, 150, 300)),
         clients=rng.choice((1, 2, 2, 3)),
         seconds=rng.choice((4.0, 8.0, 12.0)),
-        heartbeat_s=0.25,
+        heartbeat_s=0.5,
         suspect_after_s=1.0,
         decode_bytes_per_s=rng.choice((400.0, 1500.0, 5000.0, 1e6)),
         timeout_s=rng.choice((300.0, 300.0, 300.0, 1.5)),
@@ -101,6 +105,7 @@ def in_force(settings: Settings) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name, value in settings.bounds.items():
             stack.enter_context(patch.object(limits, name, value))
+        stack.enter_context(patch.object(client_api, "WAIT_S", WAIT_S))
         stack.enter_context(patch.object(placement, "SHARDS_PER_NODE", settings.shards_per_node))
         for made in (DataShard, SinkShard):  # their default was taken when the class was made
             defaults: dict[str, Any] = dict(made.__init__.__kwdefaults__ or {}) | {"max_rows": MAX_ROWS}
