@@ -10,6 +10,7 @@ incarnation of a living one is believed: what it says of that node's shards may 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -74,10 +75,8 @@ def exchange(address: str, cluster: str, hello: dict[str, Any], batch: Batch, *,
 
 def last_words(raw: RawClient) -> str | None:
     """Say no more, and read on to the end: the code of the bye; None when there was none."""
-    try:
+    with contextlib.suppress(OSError):  # it may have ended already
         raw.socket.shutdown(socket.SHUT_WR)
-    except OSError:
-        pass  # it has ended already
     raw.socket.settimeout(12.0)
     return raw.goodbye().get("code")
 
