@@ -117,7 +117,7 @@ def prey(witness: Witness) -> World:
 def test_from_clients(attacked: NodeProcesses, witness: Witness, prey: World) -> None:
     messages = client_messages(prey)
 
-    @profile(60)
+    @profile(15)
     @given(st.lists(spoilt(messages, prey), min_size=10, max_size=30), st.sampled_from([1024, 4096, 1 << 28]))
     def attack(batch: Batch, max_frame_bytes: int) -> None:
         exchange(attacked.addresses["n1"], attacked.cluster, {"max_frame_bytes": max_frame_bytes}, batch)
@@ -138,7 +138,7 @@ def test_from_impostors(attacked: NodeProcesses, witness: Witness, name: str, in
         world.keys = witness.keys_of(world.gid, world.src)[:3]
         messages |= {f"{role} {what}": message for what, message in peer_messages(world).items()}
 
-    @profile(25)
+    @profile(8)
     @given(st.lists(spoilt(messages, world), min_size=10, max_size=30), st.booleans())
     def attack(batch: Batch, one_way: bool) -> None:
         hello = {"role": "node", "name": name, "incarnation": incarnation}
@@ -162,7 +162,7 @@ def test_from_one_with_a_stolen_identity(tmp_path_factory: pytest.TempPathFactor
             messages |= {f"{role} {what}": message for what, message in peer_messages(world).items()}
         hello = {"role": "node", "name": "n2", "incarnation": world.map.nodes["n2"].incarnation}
 
-        @profile(60)
+        @profile(20)
         @given(st.lists(spoilt(messages, world), min_size=10, max_size=30), st.booleans())
         def attack(batch: Batch, one_way: bool) -> None:
             exchange(nodes.addresses["n1"], nodes.cluster, hello, batch, one_way=one_way)
@@ -179,7 +179,7 @@ def test_torn_frames(attacked: NodeProcesses, witness: Witness, prey: World, rol
     messages = client_messages(prey) | peer_messages(prey)
     hello = {"role": role, "name": "n2", "incarnation": 99}
 
-    @profile(150)
+    @profile(60)
     @given(torn(messages), st.booleans())
     def attack(data: bytes, introduced: bool) -> None:
         with RawClient(attacked.addresses["n1"], cluster=attacked.cluster, hello=hello, introduce=introduced) as raw:
@@ -194,7 +194,7 @@ def test_hellos(attacked: NodeProcesses, witness: Witness) -> None:
     good = {"version": 1, "role": "client", "cluster": attacked.cluster, "name": "x", "incarnation": 0,
             "token": None, "max_frame_bytes": 1 << 20}  # fmt: skip
 
-    @profile(100)
+    @profile(50)
     @given(spoilt({"hello": ("hello", good, [])}))
     def attack(message: Packet) -> None:
         kind, meta, bins = message
@@ -261,7 +261,7 @@ def test_the_coordination_service(coordination: Coordination) -> None:
     """
     known = [coordination.now()]
 
-    @profile(40)
+    @profile(15)
     @given(st.data(), st.sampled_from(["client", "node", "admin", "coordinator"]))
     def attack(data: st.DataObject, role: str) -> None:
         messages = coordination_messages(known[-1])
