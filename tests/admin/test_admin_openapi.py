@@ -6,6 +6,8 @@ each has a status, a content type and a body that are declared, and errors are p
 
 from __future__ import annotations
 
+import contextlib
+
 import httpx
 import pytest
 import schemathesis
@@ -56,11 +58,7 @@ def test_the_service_keeps_its_word(
     openapi: schemathesis.BaseSchema, admin: httpx.Client, label: str, mode: GenerationMode
 ) -> None:
     (operation,) = [found for result in openapi.get_all_operations() if (found := result.ok()).label == label]
-    try:
-        strategies = [operation.as_strategy(generation_mode=mode)]
-    except Exception as error:  # an operation without parameters cannot be asked wrongly in them
-        assert mode is GenerationMode.NEGATIVE, error
-        return
+    strategies = [operation.as_strategy(generation_mode=mode)]
     if mode is GenerationMode.POSITIVE:
         strategies += operation.get_strategies_from_examples()
 
@@ -76,7 +74,5 @@ def test_the_service_keeps_its_word(
     def attack(case: schemathesis.Case) -> None:
         check(case)
 
-    try:
-        attack()
-    except Unsatisfiable:
-        assert mode is GenerationMode.NEGATIVE
+    with contextlib.suppress(*([Unsatisfiable] if mode is GenerationMode.NEGATIVE else [])):
+        attack()  # an operation without parameters cannot be asked wrongly

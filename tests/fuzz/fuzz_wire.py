@@ -26,8 +26,10 @@ def target(data: bytes) -> None:
         assert 0 <= frame.rid <= wire.MAX_RID
         assert len(frame.bins) <= wire.MAX_BINS
         assert sum(item.size for item in frame.bins) <= body.size <= frame.nbytes
-        again = wire.decode(np.frombuffer(bytearray(b"".join(wire.encode(
-            frame.kind, frame.rid, frame.meta, frame.bins))[wire.PREFIX_BYTES :]), np.uint8), _head_of(frame))  # fmt: skip
+        chunks = wire.encode(frame.kind, frame.rid, frame.meta, frame.bins)
+        data_again = bytearray(b"".join(bytes(chunk) for chunk in chunks))
+        head = wire.decode_prefix(data_again)[1]
+        again = wire.decode(np.frombuffer(data_again[wire.PREFIX_BYTES :], np.uint8), head)
         assert (again.kind, again.rid, repr(again.meta)) == (frame.kind, frame.rid, repr(frame.meta))
         assert [item.tobytes() for item in again.bins] == [item.tobytes() for item in frame.bins]
         error_to_wire(error_from_wire(frame.meta))
@@ -48,10 +50,6 @@ def target(data: bytes) -> None:
 
     bounded(one_frame, allowance(data))
     bounded(stream, allowance(data) + (1 << 20))  # a frame of the largest size may have been announced
-
-
-def _head_of(frame: wire.Frame) -> int:
-    return int.from_bytes(bytes(wire.encode(frame.kind, frame.rid, frame.meta, frame.bins)[0][4:8]), "little")
 
 
 if __name__ == "__main__":

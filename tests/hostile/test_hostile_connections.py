@@ -147,9 +147,7 @@ def churn(crowd: Crowd) -> None:
     [(mute, 400), (slow, 150), (greedy, 700), (deaf, 700), (gone_without_a_word, 300), (churn, 100)]
     + [(polite_but_silent, 400)] * FULL,
 )  # fmt: skip
-def test_a_crowd(
-    attacked: NodeProcesses, witness: Witness, gather: Callable[[Crowd], None], most_mib: int
-) -> None:
+def test_a_crowd(attacked: NodeProcesses, witness: Witness, gather: Callable[[Crowd], None], most_mib: int) -> None:
     """`most_mib`: what the node may grow by while the crowd is there."""
     witness.check()
     incarnation = newest_map(witness.store).nodes["n2"].incarnation

@@ -118,9 +118,13 @@ def test_from_clients(attacked: NodeProcesses, witness: Witness, prey: World) ->
     messages = client_messages(prey)
 
     @profile(15)
-    @given(st.lists(spoilt(messages, prey), min_size=10, max_size=30), st.sampled_from([1024, 4096, 1 << 28]))
-    def attack(batch: Batch, max_frame_bytes: int) -> None:
-        exchange(attacked.addresses["n1"], attacked.cluster, {"max_frame_bytes": max_frame_bytes}, batch)
+    @given(
+        st.lists(spoilt(messages, prey), min_size=10, max_size=30),
+        st.sampled_from([("coordinator", 1024), ("client", 1 << 28)]),
+    )
+    def attack(batch: Batch, who: tuple[str, int]) -> None:
+        hello = {"role": who[0], "max_frame_bytes": who[1]}
+        exchange(attacked.addresses["n1"], attacked.cluster, hello, batch)
         witness.check()
 
     before = attacked.rss_bytes("n1")
