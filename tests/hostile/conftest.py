@@ -31,4 +31,5 @@ def witness(attacked: NodeProcesses) -> Iterator[Witness]:
     yield found
     found.check()
     found.check_parity()
+    found.check_logs()
     found.close()

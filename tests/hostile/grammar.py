@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import reprlib
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -239,6 +240,13 @@ def _make_small(world: World | None, meta: dict[str, Any]) -> None:
         meta["cut"] = [-1 if isinstance(seq, int) and seq > 0 else seq for seq in meta["cut"][:300]]
 
 
+#: One wrong value of each sort, for a sweep over all places.
+WRONG: tuple[Any, ...] = (
+    None, True, -1, 2**31, 2**60, 2**64 - 1, -(2**63), 1.5, float("nan"), "x", b"x" * 40, [], {}, [None], [[]],
+    Raw(b"\x91" * 1000 + b"\xc0"),
+)  # fmt: skip
+
+
 class Packet(NamedTuple):
     """One message to be sent."""
 
@@ -249,6 +257,24 @@ class Packet(NamedTuple):
     def __repr__(self) -> str:
         sizes = [len(item) for item in self.bins]
         return f"Packet({self.kind!r}, {reprlib.repr(self.meta)}, bins of {sizes[:5]} bytes)"
+
+
+def sweep(messages: dict[str, Message], world: World | None = None) -> Iterator[Packet]:
+    """Each good message, and each with one place, wherever it is, taken out or set to each of the wrong values."""
+    for kind, good, bins in messages.values():
+        yield Packet(kind, good, bins)
+        for path in places_in(good):
+            for wrong in (*WRONG, ...):
+                meta = copy.deepcopy(good)
+                inside: Any = meta
+                for key in path[:-1]:
+                    inside = inside[key]
+                if wrong is ...:
+                    del inside[path[-1]]
+                else:
+                    inside[path[-1]] = wrong
+                _make_small(world, meta)
+                yield Packet(kind, meta, bins)
 
 
 @st.composite

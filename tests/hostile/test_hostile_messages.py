@@ -11,6 +11,7 @@ incarnation of a living one is believed: what it says of that node's shards may 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import socket
@@ -21,7 +22,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from grammar import Packet, World, client_messages, coordination_messages, frame_bytes, peer_messages, spoilt, torn
+from grammar import (
+    Packet,
+    World,
+    client_messages,
+    coordination_messages,
+    frame_bytes,
+    peer_messages,
+    spoilt,
+    sweep,
+    torn,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from node_processes import NodeProcesses, newest_map
@@ -81,6 +92,12 @@ def last_words(raw: RawClient) -> str | None:
     return raw.goodbye().get("code")
 
 
+def batches(packets: Iterator[Packet]) -> Iterator[Batch]:
+    """As lists of fifty."""
+    while batch := list(itertools.islice(packets, 50)):
+        yield batch
+
+
 def parses(data: bytes) -> bool:
     """Whether these bytes are one frame by the rules."""
     try:
@@ -128,7 +145,11 @@ def test_from_clients(attacked: NodeProcesses, witness: Witness, prey: World) ->
         witness.check()
 
     before = attacked.rss_bytes("n1")
+    for batch in batches(sweep(messages, prey)):
+        exchange(attacked.addresses["n1"], attacked.cluster, {"role": "client"}, batch)
+    witness.check()
     attack()
+    witness.check_logs()
     if not FUZZ:
         assert attacked.rss_bytes("n1") - before < 200 * MIB
 
@@ -142,14 +163,42 @@ def test_from_impostors(attacked: NodeProcesses, witness: Witness, name: str, in
         world.keys = witness.keys_of(world.gid, world.src)[:3]
         messages |= {f"{role} {what}": message for what, message in peer_messages(world).items()}
 
-    @profile(8)
+    @profile(4)
     @given(st.lists(spoilt(messages, world), min_size=10, max_size=30), st.booleans())
     def attack(batch: Batch, one_way: bool) -> None:
         hello = {"role": "node", "name": name, "incarnation": incarnation}
         exchange(attacked.addresses["n1"], attacked.cluster, hello, batch, one_way=one_way)
         witness.check()
 
+    hello = {"role": "node", "name": name, "incarnation": incarnation}
+    for batch in batches(sweep(messages, world)):
+        exchange(attacked.addresses["n1"], attacked.cluster, hello, batch, one_way=True)
+    witness.check()
     attack()
+    witness.check_parity()
+    witness.check_logs()
+
+
+@pytest.mark.parametrize(("name", "incarnation"), [("nobody", 1), ("n2", 99), ("n3", 99)])
+def test_forged_deltas(attacked: NodeProcesses, witness: Witness, name: str, incarnation: int) -> None:
+    """The very next ones of a shard, right in everything but who sends them."""
+    world = world_of(witness.store, "witness", sink="n1")
+    group = world.map.groups[world.gid]
+    with RawClient(attacked.addresses[group.shards[world.src].owner], cluster=attacked.cluster) as honest:
+        seq = honest.ask("shard.info", {"group": world.gid, "shard": world.src}).meta["seq"]
+    world.keys = witness.keys_of(world.gid, world.src)[:3]
+    kind, meta, bins = peer_messages(world)["deltas 0"]
+    hello = {"role": "node", "name": name, "incarnation": incarnation}
+    with RawClient(attacked.addresses["n1"], cluster=attacked.cluster, hello=hello) as raw:
+        for number in range(1, 4):
+            head = list(meta["frames"][0])
+            head[5] = seq + number
+            raw.send_frame(kind, 0, {"frames": [head]}, bins)
+            while (frame := raw.receive()) is not None and frame.kind != "acks":
+                pass
+            assert frame is not None
+            assert [ack[-1] for ack in frame.meta["acks"]] == ["not_ready"]
+    witness.check()
     witness.check_parity()
 
 
@@ -166,13 +215,18 @@ def test_from_one_with_a_stolen_identity(tmp_path_factory: pytest.TempPathFactor
             messages |= {f"{role} {what}": message for what, message in peer_messages(world).items()}
         hello = {"role": "node", "name": "n2", "incarnation": world.map.nodes["n2"].incarnation}
 
-        @profile(20)
+        @profile(8)
         @given(st.lists(spoilt(messages, world), min_size=10, max_size=30), st.booleans())
         def attack(batch: Batch, one_way: bool) -> None:
             exchange(nodes.addresses["n1"], nodes.cluster, hello, batch, one_way=one_way)
             assert {name: nodes.pid(name) for name in nodes.addresses} == before
 
+        for batch in batches(sweep(messages, world)):
+            exchange(nodes.addresses["n1"], nodes.cluster, hello, batch, one_way=True)
+            exchange(nodes.addresses["n1"], nodes.cluster, hello, batch)
+            assert {name: nodes.pid(name) for name in nodes.addresses} == before
         attack()
+        victim.check_logs()
         told = victim.store.status()["nodes"]
         assert {name: node["statistics"]["pid"] for name, node in told.items()} == before
         victim.close()
@@ -264,6 +318,9 @@ def test_the_coordination_service(coordination: Coordination) -> None:
     id that it had.
     """
     known = [coordination.now()]
+    harmless = {what: message for what, message in coordination_messages(known[0]).items() if message[0] != "coord.cas"}
+    for batch in batches(sweep(harmless)):
+        exchange(coordination.address, coordination.cluster, {}, batch)
 
     @profile(15)
     @given(st.data(), st.sampled_from(["client", "node", "admin", "coordinator"]))

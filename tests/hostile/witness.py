@@ -56,6 +56,11 @@ class Witness:
         report = verify(self._nodes.address)
         assert report.ok, report.describe()
 
+    def check_logs(self) -> None:
+        """No node has met an error that nobody had thought of."""
+        for log in self._nodes.folder.glob("*.log"):
+            assert "Traceback" not in log.read_text(), f"see {log}"
+
     def keys_of(self, gid: int, index: int) -> np.ndarray:
         gids, indexes = places(self.store.cluster_map, CODE, self.keys)
         return self.keys[(gids == gid) & (indexes == index)]
