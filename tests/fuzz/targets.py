@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import struct
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -70,21 +71,30 @@ def allowance(data: bytes) -> int:
     return (1 << 20) + (2 * OBJECT_FACTOR + 1024 * 8) * len(data)
 
 
+#: Whole msgpack values of one byte: nil, booleans, small numbers, empty containers and texts.
+SMALL = (0xC0, 0xC2, 0xC3, 0x00, 0x7F, 0xFF, 0xE0, 0x80, 0x90, 0xA0)
+
+
 def mutants(seed: int) -> Iterator[bytes]:
     """Endlessly: real frames with a few bytes changed, cut out, repeated or crossed with another; and noise."""
     rng = random.Random(seed)
     frames = corpus()
     while True:
         data = bytearray(rng.choice(frames))
-        for _ in range(rng.randint(0, 6)):
-            at = rng.randrange(min(len(data), 200) + 1)
-            end = at + rng.choice((0, 1, 1, 2, 4, 8))
+        head = int.from_bytes(data[4:8], "little")
+        for _ in range(rng.choice((0, 1, 1, 1, 1, 2, 3, 6))):
+            at = rng.randrange(min(len(data), rng.choice((32, 200))) + 1)
+            end = at + rng.choice((0, 1, 1, 1, 2, 4, 8))
             new: bytes = rng.choice(
-                (rng.randbytes(end - at), rng.randbytes(rng.randint(0, 9)), bytes(data[at:end]) * 3,
+                (rng.randbytes(end - at), rng.choice(SMALL).to_bytes(), rng.choice(SMALL).to_bytes(),
+                 rng.randbytes(rng.randint(0, 9)), bytes(data[at:end]) * 3,
                  rng.choice((b"\xdd\xff\xff\xff\xff", b"\xdf\x00\x01\x00\x00", b"\xc6\xff\xff\xff\xff", b"\x91" * 60,
                              b"\xcf" + b"\xff" * 8, b"\xd3\x80" + bytes(7), b"\xc7\x01\x05a", b"\xc0", b"\xa1\xff")))
             )  # fmt: skip
+            head += len(new) - len(data[at:end]) if 8 <= at < 8 + head else 0
             data[at:end] = new
+        if rng.random() < 0.7 and len(data) >= 8:  # a prefix that fits, or little of the rest would be looked at
+            data[:8] = struct.pack("<II", len(data) - 8, max(0, head))
         if rng.random() < 0.1:
             other = rng.choice(frames)
             data = data[: rng.randrange(len(data) + 1)] + other[rng.randrange(len(other)) :]

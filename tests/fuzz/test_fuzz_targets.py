@@ -8,7 +8,7 @@ from tests.fuzz import fuzz_node_messages, fuzz_wire
 from tests.fuzz.targets import Target, bounded, corpus, mutants
 from tests.hostile.profiles import FUZZ
 
-RUNS = 1500 * max(1, FUZZ)
+RUNS = 3000 * max(1, FUZZ)
 
 
 @pytest.mark.parametrize("target", [fuzz_wire.target, fuzz_node_messages.target])
