@@ -1,6 +1,7 @@
 # make install   into .venv
 # make demo   install into .venv, train on six node processes, kill two of them, check every bit
 # make test   everything below `check`, and all tests
+# make fuzz   hostile input for longer: FUZZ times the tests of `make test`, RUNS of each fuzz target
 # make check  ruff, mypy --strict, the architecture test
 
 PYTHON ?= python3
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 SOURCES := $(wildcard ecstore admin tests examples benchmarks)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: help install demo test check clean redis
+.PHONY: help install demo test fuzz check clean redis
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -23,6 +24,17 @@ demo: $(VENV)/installed
 test: check redis
 	$(BIN)/python -m ecstore.warmup
 	$(BIN)/python -m pytest
+
+# The targets are guided by coverage where atheris is installed (it has no wheel for every Python), else they get
+# mutants of a seed.
+FUZZ ?= 20
+RUNS ?= 200000
+
+fuzz: $(VENV)/installed-dev
+	$(PIP) atheris || echo "atheris is not available for this Python: the fuzz targets go on without it"
+	$(BIN)/python -m tests.fuzz.fuzz_wire -runs=$(RUNS)
+	$(BIN)/python -m tests.fuzz.fuzz_node_messages -runs=$(RUNS)
+	ECSTORE_FUZZ=$(FUZZ) $(BIN)/python -m pytest tests/hostile tests/fuzz tests/admin/test_admin_openapi.py
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check $(SOURCES)
@@ -51,5 +63,5 @@ redis:
 	  || echo "redis-server is not here: the test that measures beside it will be skipped"
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .fuzz-corpus dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -46,7 +46,7 @@ class NodeProcesses:
 
     def __init__(self, folder: Path, count: int, settings: NodeSettings | None = None, *, seed: int = 7) -> None:
         self.cluster = f"test-{secrets.token_hex(4)}"
-        self._folder = folder
+        self.folder = folder
         self._settings = settings if settings is not None else NodeSettings()
         self._seed = seed
         coordination_port, *ports = free_ports(count + 1)
@@ -77,7 +77,7 @@ class NodeProcesses:
                     sys.executable, "-m", "ecstore.coordination", f"--listen={self.coordination}",
                     f"--cluster={self.cluster}", f"--seed={self._seed}", f"--exit-with={me}",
                 ],
-                self._folder / "coordination.log",
+                self.folder / "coordination.log",
             )  # fmt: skip
             self.start(*self.addresses)
         except BaseException:
@@ -102,12 +102,12 @@ class NodeProcesses:
                 cluster=self.cluster,
                 exit_with=os.getpid(),
             )
-            self._children[name] = spawn(command, self._folder / f"{name}.log")
-        until(lambda: self._answering(names), f"nodes {names} to join (logs in {self._folder})")
+            self._children[name] = spawn(command, self.folder / f"{name}.log")
+        until(lambda: self._answering(names), f"nodes {names} to join (logs in {self.folder})")
 
     def _answering(self, names: tuple[str, ...]) -> bool:
         for name in names:
-            assert self.pid(name), f"node {name} ended: {(self._folder / f'{name}.log').read_text()[-2000:]}"
+            assert self.pid(name), f"node {name} ended: {(self.folder / f'{name}.log').read_text()[-2000:]}"
         try:
             with ecstore.connect(self.address, timeout=5.0) as store:
                 nodes = store.status()["nodes"]

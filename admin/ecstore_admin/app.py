@@ -175,9 +175,31 @@ async def tables_of(service: Service, current: ClusterMap) -> list[dict[str, Any
 
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": models.Problem, "description": text, "content": {problems.MEDIA_TYPE: {}}}
-    for status, text in ((401, "no token"), (404, "unknown node"), (503, "the cluster cannot be reached"))
-}
+    status: {
+        "description": text,
+        "content": {problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+    }
+    for status, text in (
+        (401, "no token"), (403, "a web page of another origin asks"), (404, "unknown node"),
+        (409, "the node was not started by this service"), (421, "on loopback: another host name"),
+        (422, "wrong parameters"), (503, "the cluster cannot be reached"),
+    )
+}  # fmt: skip
+
+
+def _describe_errors(app: FastAPI) -> None:
+    """Make the OpenAPI document say that errors are problem documents, with their schema, and nothing else."""
+    plain = app.openapi
+
+    def described() -> dict[str, Any]:
+        document = plain()
+        schemas = document.setdefault("components", {}).setdefault("schemas", {})
+        schemas["Problem"] = models.Problem.model_json_schema()
+        for unused in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(unused, None)
+        return document
+
+    app.openapi = described  # type: ignore[method-assign]
 
 
 def create_app(settings: AdminSettings) -> FastAPI:
@@ -197,6 +219,7 @@ def create_app(settings: AdminSettings) -> FastAPI:
     _add_actions(app, service)
     app.include_router(scrub.router(service.scrubbing))
     app.include_router(faults.router(service))
+    _describe_errors(app)
     return app
 
 

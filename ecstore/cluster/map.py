@@ -248,7 +248,7 @@ class ClusterMap:
             return _read_map(data)
         except FrameError:
             raise
-        except (EcstoreError, KeyError, TypeError, ValueError) as error:
+        except (EcstoreError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise FrameError(f"the cluster map does not parse: {error}; {_ADVICE}") from error
 
 
@@ -261,6 +261,26 @@ def parse_code(name: str) -> Code:
 def empty_map(cluster: str, seed: int) -> ClusterMap:
     """The map of a cluster that nobody has joined yet: epoch 0."""
     return ClusterMap(cluster=cluster, epoch=0, seed=seed)
+
+
+def check_successor(old: ClusterMap, new: ClusterMap) -> None:
+    """`FrameError` unless `new` keeps what no event ever takes away: a map without it would bring down or mislead every
+    node that follows it. That it is the *right* successor is not checked: its proposer computed it.
+    """
+    kept = all(
+        node.id in new.nodes and new.nodes[node.id].incarnation >= node.incarnation for node in old.nodes.values()
+    )
+    _need(kept, "it forgets a node, or goes back to a former life of one")
+    _need(
+        [group.code for group in new.groups[: len(old.groups)]] == [group.code for group in old.groups],
+        "it forgets a group, or gives it another code",
+    )
+    found_again = any(group.lost and not new.groups[group.gid].lost for group in old.groups)
+    _need(not found_again, "a group that was lost is lost for ever")
+    _need(
+        old.next_table_id <= new.next_table_id and all(t.id < new.next_table_id for t in new.tables.values()),
+        "a table id would come again",
+    )
 
 
 # -- reading the wire form, strictly -------------------------------------------------------------------------

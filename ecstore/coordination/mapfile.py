@@ -14,7 +14,7 @@ from typing import Final
 
 import msgpack
 
-from ecstore.cluster.map import ClusterMap
+from ecstore.cluster.map import MAX_GROUPS, ClusterMap
 from ecstore.errors import ConfigError, FrameError, FrameTooLargeError
 
 #: Largest map in bytes: MAX_GROUPS groups of the widest common codes stay below it.
@@ -37,11 +37,12 @@ def pack_map(current: ClusterMap) -> bytes:
 def unpack_map(packed: bytes) -> ClusterMap:
     """A map from its wire bytes. `FrameError`, `FrameTooLargeError` for anything else."""
     size = len(packed)
+    items = min(size, MAX_GROUPS)  # memory is taken for the length that an array claims, at each level of nesting
     if size > MAX_MAP_BYTES:
         raise FrameTooLargeError(f"a cluster map of {size} bytes; at most {MAX_MAP_BYTES} are allowed")
     try:
         data = msgpack.unpackb(
-            packed, strict_map_key=True, max_ext_len=0, max_str_len=size, max_array_len=size, max_map_len=size
+            packed, strict_map_key=True, max_ext_len=0, max_str_len=size, max_array_len=items, max_map_len=items
         )
     except (ValueError, TypeError, RecursionError) as error:
         raise FrameError(f"the cluster map is no msgpack ({str(error) or type(error).__name__})") from error

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ecstore.cluster.map import MAX_NODES, ClusterMap, empty_map
+from ecstore.cluster.map import MAX_NODES, ClusterMap, check_successor, empty_map
 from ecstore.coordination.mapfile import MAX_MAP_BYTES, pack_map, read_map_file, unpack_map, write_map_file
 from ecstore.errors import (
     CapacityError,
@@ -236,6 +236,7 @@ class CoordinationService:
             )
         if new.epoch != old_epoch + 1:
             raise FrameError(f"the map after epoch {old_epoch} must have epoch {old_epoch + 1}, not {new.epoch}")
+        check_successor(self.current, new)
         self._swaps.put_nowait(_Swap(conn, frame.rid, old_epoch, new))
 
     def _lost(self, conn: Connection, rid: int) -> None:

@@ -49,6 +49,9 @@ CoordinationFactory = Callable[[Callable[[], Hello]], Awaitable[Coordination]]
 #: Message kinds that clients and the admin service may send besides nodes.
 _OPEN_TO_CLIENTS = frozenset({"ping", "shard.read", "shard.info", "parity.read"})
 
+#: Message kinds that have no answer.
+_ONE_WAY = frozenset({"deltas", "acks", "snapshot", "block", "map"})
+
 #: Connections of a node, and how many of them only nodes may take.
 MAX_CONNECTIONS = 2048
 RESERVED_FOR_NODES = 256
@@ -251,6 +254,8 @@ class _Life:
         if not self._joined or self._over.done() or self._runtime.closing:
             raise FencedError(f"node {self._config.name} is not in the map at the moment; fetch the map")
         kind, from_node = frame.kind, conn.peer.role == "node"
+        if frame.rid and kind in _ONE_WAY:  # nothing would ever answer it
+            raise ProtocolError(f"{kind!r} is a one-way message; send it with request id 0")
         if (handler := self._client_api.immediate.get(kind)) is not None or (
             (from_node or kind in _OPEN_TO_CLIENTS) and (handler := self._peer_api.immediate.get(kind)) is not None
         ):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import warnings
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
+
+#: A node has up to 2048 connections, and some more sockets while it turns others away; the usual limit is 1024.
+DESCRIPTORS: Final = 8192
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
@@ -31,7 +35,21 @@ def install_uvloop() -> bool:
     return True
 
 
+def allow_descriptors(wanted: int = DESCRIPTORS) -> None:
+    """Raise this process's limit of open descriptors to `wanted`, or as far as the system lets it."""
+    try:
+        import resource
+    except ImportError:  # no such limit on this platform
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        with contextlib.suppress(OSError, ValueError):  # a container may forbid it: then the bounds are tighter
+            resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+
+
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run` on the faster loop."""
+    """`asyncio.run` on the faster loop, with room for the sockets of a full server."""
+    allow_descriptors()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(main)

@@ -33,7 +33,7 @@ MIN_NEWCOMERS: Final = 16
 
 #: Seconds without a whole frame after which an open connection may be closed to make room for another: of one that
 #: has said nothing but hello, and of any. Honest ones are closed, too, and connect again when they need to.
-SILENT_NEWCOMER_S: Final = 10.0
+SILENT_NEWCOMER_S: Final = 5.0
 SILENT_S: Final = 60.0
 
 

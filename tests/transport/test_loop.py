@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
+import sys
 
 import pytest
 from loops import Pair, Recorder, on_both_loops
@@ -46,3 +48,16 @@ async def test_sockets_do_not_delay_and_are_kept_alive():
             sock = conn._transport.get_extra_info("socket")
             assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
             assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+
+def test_the_limit_of_descriptors_is_raised():
+    """A node has more connections than the usual soft limit of 1024."""
+    program = (
+        "import resource\n"
+        "from ecstore.transport import run\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (200, 3000))\n"
+        "async def main(): return resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "print(run(main()))\n"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert told.strip() == "(3000, 3000)"
