@@ -231,16 +231,16 @@ class SinkShard:
         Raises CutNotReached while a frame of the cut is missing, LogTooShort when a later frame can't be taken out,
         KeyRangeError and ShapeError when the shard has no such slots, or rows of another width.
         """
-        for src, seq in cut.items():
-            if self.sources[src].applied < seq:
-                raise CutNotReached
-            if not self.sources[src].log.reaches(seq):
-                raise LogTooShort
         slab = self.slabs.get(table_id)
         if slab is not None and slots.size and int(slots[-1]) >= slab.rows.shape[0]:
             raise KeyRangeError(f"slot {int(slots[-1])} is beyond the {slab.rows.shape[0]} of a shard")
         if slab is not None and slab.row_bytes != row_bytes:  # also: memory was counted with `row_bytes`
             raise ShapeError(f"rows of table {table_id} have {slab.row_bytes} bytes here, not {row_bytes}")
+        for src, seq in cut.items():
+            if self.sources[src].applied < seq:
+                raise CutNotReached
+            if not self.sources[src].log.reaches(seq):
+                raise LogTooShort
         rows = np.zeros((slots.size, row_bytes), np.uint8) if slab is None else slab.rows[slots]
         for src, seq in cut.items():
             source = self.sources[src]

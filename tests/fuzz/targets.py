@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ecstore.errors import EcstoreError
-from ecstore.wire import OBJECT_FACTOR, PREFIX_BYTES, encode, pack_prefix
+from ecstore.wire import OBJECT_FACTOR, PREFIX_BYTES, PROTOCOL_VERSION, encode, pack_prefix
 
 Target = Callable[[bytes], None]
 
@@ -28,8 +28,8 @@ READING = frozenset({"wire", "hello", "receiver", "messages", "map", "mapfile", 
 #: Kinds of frames, as nodes, clients and the coordination service send them; the beginning of every corpus.
 _DELTA = [0, 1, 2, 0, 40, 41, 3, 2, 24, 1, 0, b"client", 7]
 REAL: tuple[tuple[str, int, dict[str, Any], list[Any]], ...] = (
-    ("hello", 0, {"version": 1, "role": "client", "cluster": "c", "name": "n", "incarnation": 0, "token": None,
-                  "max_frame_bytes": 1 << 28}, []),
+    ("hello", 0, {"version": PROTOCOL_VERSION, "role": "client", "cluster": "c", "name": "n", "incarnation": 0,
+                  "token": None, "max_frame_bytes": 1 << 28}, []),
     ("bye", 0, {"code": "frame", "reason": "why", "details": {"size": 3}}, []),
     ("pull", 1, {"epoch": 5, "sections": [[0, 1, 3, 2]]}, [np.arange(2, dtype=np.uint64)]),
     ("push", 2, {"client": b"client", "op": "push", "ack": "parity", "sections": [[0, 1, 3, 2, 16, 1, 0]]},

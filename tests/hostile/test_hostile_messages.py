@@ -47,14 +47,14 @@ from ecstore.coordination.mapfile import pack_map, unpack_map
 from ecstore.errors import BY_CODE, EcstoreError
 from ecstore.launcher.nodes import NodeSettings
 from ecstore.tables import TableSpec, Zeros
-from ecstore.wire import PREFIX_BYTES, Frame, decode, decode_prefix
+from ecstore.wire import PREFIX_BYTES, PROTOCOL_VERSION, Frame, decode, decode_prefix
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(0 if FUZZ else 120)]
 
 #: "error" says that something met an error that nobody had thought of.
 KNOWN = BY_CODE.keys() - {"error"}
 #: How a connection with torn frames may end; None: what came was the beginning of a frame, or a good one.
-TORN = {"frame", "frame_too_large", None}
+TORN = {"frame", "frame_damaged", "frame_too_large", None}
 MIB = 1 << 20
 
 Batch = list[Packet]
@@ -249,7 +249,7 @@ def test_torn_frames(attacked: NodeProcesses, witness: Witness, prey: World, rol
 
 
 def test_hellos(attacked: NodeProcesses, witness: Witness) -> None:
-    good = {"version": 1, "role": "client", "cluster": attacked.cluster, "name": "x", "incarnation": 0,
+    good = {"version": PROTOCOL_VERSION, "role": "client", "cluster": attacked.cluster, "name": "x", "incarnation": 0,
             "token": None, "max_frame_bytes": 1 << 20}  # fmt: skip
 
     @profile(50)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import struct
+import zlib
 from collections.abc import Callable
 
 import numpy as np
@@ -32,8 +32,8 @@ async def introduced(pair: Pair, **more) -> tuple[asyncio.StreamReader, asyncio.
 
 
 async def next_frame(reader: asyncio.StreamReader) -> wire.Frame:
-    length, head = struct.unpack("<II", await reader.readexactly(8))
-    return wire.decode(np.frombuffer(bytearray(await reader.readexactly(length)), np.uint8), head)
+    length, head, body_checksum = wire.decode_prefix(await reader.readexactly(wire.PREFIX_BYTES))
+    return wire.decode(np.frombuffer(bytearray(await reader.readexactly(length)), np.uint8), head, body_checksum)
 
 
 async def end_of(reader: asyncio.StreamReader) -> dict:
@@ -195,10 +195,10 @@ async def test_a_meta_nested_to_the_limit():
     async with Pair(Recorder(answer)) as pair:
         reader, writer = await introduced(pair)
         body = packed + nested
-        writer.write(struct.pack("<II", len(body), len(body)) + body)
+        writer.write(wire.pack_prefix(len(body), len(body), zlib.crc32(body)) + body)
         reply = await next_frame(reader)
         assert (reply.kind, reply.meta["code"]) == ("error", "frame")
         bye = packb(["bye", 0, {"code": 0}])[:-1] + nested
-        writer.write(struct.pack("<II", len(bye), len(bye)) + bye)
+        writer.write(wire.pack_prefix(len(bye), len(bye), zlib.crc32(bye)) + bye)
         await until(lambda: pair.handler.ended)
         writer.close()
