@@ -49,6 +49,7 @@ class SimCluster:
         self.service: CoordinationService
         self.lives = 0
         self.hurry_until = 0.0  # virtual time until which clients should not take their time
+        self.lull_until = 0.0  # virtual time until which they should, after that
 
     # -- coordination service
 

@@ -34,8 +34,9 @@ class Faults:
         actions: list[tuple[int, Callable[[], Awaitable[None] | None]]] = [
             (14, self._kill), (5, self._kill_behind_slow_links), (5, self._kill_together),
             (8, self._kill_recovering), (10, self._restart), (7, self._pause), (4, self._block), (3, self._slow_node),
-            (7, self._partition), (5, self._isolate), (6, self._delay), (8, self._cut), (3, self._kill_coordinator),
-            (3, self._cut_off_from_coordinator), (3, self._drain), (3, self._add_node), (4, self._damage),
+            (7, self._partition), (5, self._isolate), (4, self._mute), (6, self._delay), (8, self._cut),
+            (4, self._lossy), (4, self._damage), (3, self._kill_coordinator), (3, self._cut_off_from_coordinator),
+            (3, self._drain), (3, self._add_node),
         ]  # fmt: skip
         weights = [weight * self._rng.choice((0, 1, 1, 2)) for weight, _action in actions]
         if not any(weights):
@@ -183,6 +184,8 @@ class Faults:
         if not (self._may_lose(one) and self._may_lose(other)):
             return
         ways = self._rng.choice(([(one, other)], [(one, other), (other, one)]))
+        if self._rng.random() < 0.5:  # two witnesses lose it; the others hear it, and keep its lease alive
+            ways = [*ways, (one, "coord"), ("coord", one)]
         seconds = self._rng.choice((0.5, 2.0, 5.0))
         self._watch.say(f"partition {' and '.join(f'{a} to {b}' for a, b in ways)} for {seconds} s")
         self._suspect([one, other], seconds)
@@ -204,6 +207,19 @@ class Faults:
         self._watch.say(f"isolate {name} from {len(others)} others ({len(ways)} ways) for {seconds} s")
         self._suspect([name], seconds)
         self._block_ways(ways, seconds)
+
+    def _mute(self) -> None:
+        """A node hears everybody, its clients too, but nobody of the cluster hears it: it is replaced while it still
+        works, and what it has written comes out afterwards."""
+        name = self._pick()
+        if name is None or not self._may_lose(name):
+            return
+        seconds = self._rng.choice((1.5, 2.4, 2.8, 3.5))
+        self._watch.say(f"mute {name} for {seconds} s")
+        self._suspect([name], seconds)
+        self._cluster.hurry_until = self._loop.time() + 1.0
+        self._cluster.lull_until = self._loop.time() + seconds + 1.0  # its successor gets little to do
+        self._block_ways([(name, other) for other in [*self._cluster.hosts, "coord"] if other != name], seconds)
 
     def _block_ways(self, ways: list[tuple[str, str]], seconds: float) -> None:
         fresh = [way for way in ways if way not in self._network.blocked]
@@ -228,6 +244,20 @@ class Faults:
                 transport = self._rng.choice(found)
                 self._watch.say(f"cut {transport.process.name} - {transport.other.process.name}")
                 self._network.cut(transport, late_s=self._rng.choice((0.0, 0.05, 0.3)))
+
+    def _lossy(self) -> None:
+        """Messages vanish from the middle of connections, which break a moment later: worse than TCP."""
+        source, target = self._rng.sample([*self._cluster.hosts, "client0"], 2)
+        self._watch.say(f"lose messages from {source} to {target}")
+        self._network.losing[source, target] = 0.3
+
+        def over() -> None:
+            self._network.losing.pop((source, target), None)
+            for transport in self._network.connections():
+                if not transport.gone and {transport.process.host, transport.other.process.host} == {source, target}:
+                    self._network.cut(transport, late_s=0.0)
+
+        self._for_a_while(self._rng.choice((0.05, 0.2)), over)
 
     def _damage(self) -> None:
         hosts = list(self._cluster.hosts)

@@ -5,6 +5,7 @@ A mutation that survives means that a checker, or a kind of fault, is missing.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,8 +15,9 @@ from unittest.mock import patch
 import numpy as np
 
 from ecstore import checksum
-from ecstore.cluster import transitions
+from ecstore.cluster.transitions import NodeDown
 from ecstore.coordination.service import CoordinationService
+from ecstore.errors import EcstoreError
 from ecstore.node import builder, decoder, takeover
 from ecstore.node.client_api import ClientApi
 from ecstore.node.data_shard import DataShard
@@ -61,7 +63,10 @@ def _mutation(name: str, *caught_by: str, seed: int = 0) -> Callable[[Callable[[
 
 @_mutation("acknowledge before parity has applied", "lost", "model")
 def _() -> list[Patch]:
-    return [(DataShard, "when_acked", lambda self, callback: callback(None))]
+    async def room(self: ClientApi, owned: Any) -> None:
+        await asyncio.sleep(0.01)
+
+    return [(DataShard, "when_acked", lambda self, callback: callback(None)), (ClientApi, "_room", room)]
 
 
 @_mutation("acknowledge after the first parity", "lost", "model", "parity", "liveness")
@@ -365,7 +370,7 @@ def _() -> list[Patch]:
         while not sink.shard.sources[src].synced:
             try:
                 await builder._subscribe(runtime, sink, src)
-            except builder.EcstoreError:
+            except EcstoreError:
                 await builder.asyncio.sleep(0.05)
 
     return [(builder, "_follow", follow), (SinkShard, "complete", property(lambda self: True))]
@@ -388,14 +393,8 @@ def _() -> list[Patch]:
 
 @_mutation("two nodes that cannot hear each other both go down", "dataloss")
 def _() -> list[Patch]:
-    original = transitions._node_down
+    async def declare_down(self: Peers, peer: Any, reason: Any, *, sparing: bool = False) -> None:
+        with contextlib.suppress(EcstoreError):
+            await self._runtime.coordination.propose(NodeDown(peer.name, peer.incarnation, reason))
 
-    def node_down(event: Any, draft: Any) -> bool:
-        return original(transitions.NodeDown(event.id, event.incarnation, event.reason), draft)
-
-    return [(transitions._apply, "dispatch", _dispatch(transitions.NodeDown, node_down))]
-
-
-def _dispatch(kind: type, handler: Any) -> Any:
-    original = transitions._apply.dispatch
-    return lambda cls: handler if cls is kind else original(cls)
+    return [(Peers, "_declare_down", declare_down)]

@@ -197,6 +197,8 @@ class Network:
         self.blocked: set[tuple[str, str]] = set()
         #: Directions in which a byte of a message is damaged with this probability.
         self.damaging: dict[tuple[str, str], float] = {}
+        #: Directions in which a message vanishes with this probability, and the connection goes on.
+        self.losing: dict[tuple[str, str], float] = {}
         self._listeners: dict[tuple[str, int], _Listener] = {}
         self._open: dict[SimTransport, None] = {}
         self._held: dict[tuple[str, str], deque[Callable[[], None]]] = {}
@@ -263,6 +265,8 @@ class Network:
             if receiver.process.state == "dead":
                 if receiver.process.host not in self.vanished:
                     sender.lose(ConnectionResetError(104, "the peer's process is gone"))
+                return
+            if data and self._rng.random() < self.losing.get((sender.process.host, receiver.process.host), 0.0):
                 return
             content = self._damaged(sender, data)
             self._note(sender, content)

@@ -64,6 +64,9 @@ class Client:
 
     def _pause(self) -> float:
         """Short while something is going on, as long as the budget lasts: that is when order matters."""
+        now = self._cluster.loop.time()
+        if self._cluster.hurry_until < now < self._cluster.lull_until:
+            return 0.5
         if self._hurries > 0 and self._cluster.unsettled():
             self._hurries -= 1
             return self._rng.choice((0.0, 0.0, 0.001, 0.005))
