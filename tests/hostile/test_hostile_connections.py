@@ -166,7 +166,9 @@ def test_a_crowd(attacked: NodeProcesses, witness: Witness, gather: Callable[[Cr
         sizes.append(attacked.rss_bytes(TARGET))
     witness.check()
     if len(sizes) > 2:
-        assert sizes[-1] - sizes[1] < (64 if FULL else 32) * MIB, f"memory keeps growing: {[size // MIB for size in sizes]} MiB"
+        assert sizes[-1] - sizes[1] < (64 if FULL else 32) * MIB, (
+            f"memory keeps growing: {[size // MIB for size in sizes]} MiB"
+        )
 
 
 def test_a_new_client_while_silent_ones_fill_the_node(attacked: NodeProcesses, witness: Witness) -> None:
