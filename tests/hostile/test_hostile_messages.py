@@ -51,6 +51,8 @@ from ecstore.wire import PREFIX_BYTES, PROTOCOL_VERSION, Frame, decode, decode_p
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(0 if FUZZ else 120)]
 
+ONE_WAY = {"deltas", "acks", "snapshot", "block"}
+
 #: "error" says that something met an error that nobody had thought of.
 KNOWN = BY_CODE.keys() - {"error"}
 #: How a connection with torn frames may end; None: what came was the beginning of a frame, or a good one.
@@ -66,7 +68,7 @@ def exchange(address: str, cluster: str, hello: dict[str, Any], batch: Batch, *,
         raw.socket.settimeout(12.0)  # the longest that a node lets a request wait is 10 s
         asked = {}
         for rid, (kind, meta, bins) in enumerate(batch, 1):
-            silent = one_way and rid % 2
+            silent = one_way and kind in ONE_WAY
             data = frame_bytes(kind, 0 if silent else rid, meta, bins)
             if not parses(data):
                 continue  # ends the connection, as it should: see the torn frames
@@ -171,9 +173,10 @@ def test_from_impostors(attacked: NodeProcesses, witness: Witness, name: str, in
         witness.check()
 
     hello = {"role": "node", "name": name, "incarnation": incarnation}
-    for batch in batches(sweep(messages, world)):
-        exchange(attacked.addresses["n1"], attacked.cluster, hello, batch, one_way=True)
-    witness.check()
+    if FUZZ or name == "n2":
+        for batch in batches(sweep(messages, world)):
+            exchange(attacked.addresses["n1"], attacked.cluster, hello, batch, one_way=batch[0].kind in ONE_WAY)
+        witness.check()
     attack()
     witness.check_parity()
     witness.check_logs()
@@ -222,8 +225,7 @@ def test_from_one_with_a_stolen_identity(tmp_path_factory: pytest.TempPathFactor
             assert {name: nodes.pid(name) for name in nodes.addresses} == before
 
         for batch in batches(sweep(messages, world)):
-            exchange(nodes.addresses["n1"], nodes.cluster, hello, batch, one_way=True)
-            exchange(nodes.addresses["n1"], nodes.cluster, hello, batch)
+            exchange(nodes.addresses["n1"], nodes.cluster, hello, batch, one_way=batch[0].kind in ONE_WAY)
             assert {name: nodes.pid(name) for name in nodes.addresses} == before
         attack()
         victim.check_logs()
