@@ -34,7 +34,7 @@ class Faults:
         actions: list[tuple[int, Callable[[], Awaitable[None] | None]]] = [
             (14, self._kill), (5, self._kill_behind_slow_links), (5, self._kill_together),
             (8, self._kill_recovering), (10, self._restart), (7, self._pause), (4, self._block), (3, self._slow_node),
-            (7, self._partition), (5, self._isolate), (4, self._mute), (6, self._delay), (8, self._cut),
+            (10, self._partition), (5, self._isolate), (4, self._mute), (6, self._delay), (8, self._cut),
             (4, self._lossy), (4, self._damage), (3, self._kill_coordinator), (3, self._cut_off_from_coordinator),
             (3, self._drain), (3, self._add_node),
         ]  # fmt: skip
@@ -184,8 +184,11 @@ class Faults:
         if not (self._may_lose(one) and self._may_lose(other)):
             return
         ways = self._rng.choice(([(one, other)], [(one, other), (other, one)]))
-        if self._rng.random() < 0.5:  # two witnesses lose it; the others hear it, and keep its lease alive
+        if self._rng.random() < 0.7:  # two witnesses lose it; the others hear it, and keep its lease alive
             ways = [*ways, (one, "coord"), ("coord", one)]
+            # The prober learns from nobody else.
+            ways += [(name, "prober") for name in self._cluster.hosts if name != one]
+            self._cluster.hurry_until = self._loop.time() + 2.5
         seconds = self._rng.choice((0.5, 2.0, 5.0))
         self._watch.say(f"partition {' and '.join(f'{a} to {b}' for a, b in ways)} for {seconds} s")
         self._suspect([one, other], seconds)
@@ -250,6 +253,7 @@ class Faults:
         source, target = self._rng.sample([*self._cluster.hosts, "client0"], 2)
         self._watch.say(f"lose messages from {source} to {target}")
         self._network.losing[source, target] = 0.3
+        self._cluster.hurry_until = self._loop.time() + 1.0
 
         def over() -> None:
             self._network.losing.pop((source, target), None)
@@ -257,7 +261,7 @@ class Faults:
                 if not transport.gone and {transport.process.host, transport.other.process.host} == {source, target}:
                     self._network.cut(transport, late_s=0.0)
 
-        self._for_a_while(self._rng.choice((0.05, 0.2)), over)
+        self._for_a_while(self._rng.choice((0.2, 1.0)), over)
 
     def _damage(self) -> None:
         hosts = list(self._cluster.hosts)

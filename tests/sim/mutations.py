@@ -239,7 +239,7 @@ def _() -> list[Patch]:
     return [(takeover, "_build", build), (DataShard, "add_sink", add_sink)]
 
 
-@_mutation("accept frames of a fenced owner", "parity", "keys", "model", "lost", "liveness")
+@_mutation("a fenced owner works on, and parity takes its frames", "parity", "keys", "model", "lost", "doubled")
 def _() -> list[Patch]:
     original = PeerApi._apply
 
@@ -254,7 +254,15 @@ def _() -> list[Patch]:
         finally:
             sink.senders[item.src] = before
 
-    return [(PeerApi, "_apply", apply)]
+    async def at_once(*_args: Any) -> None:
+        return
+
+    # Without the lease: it alone already keeps the frames of a former owner from coming so late.
+    return [
+        (PeerApi, "_apply", apply),
+        (Peers, "may_serve", lambda self: True),
+        (takeover, "_wait_for_predecessor", at_once),
+    ]
 
 
 @_mutation("the successor does not wait for its predecessor", "owner")

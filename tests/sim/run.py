@@ -31,7 +31,7 @@ from tests.sim.process import Process
 from tests.sim.settings import Settings
 from tests.sim.trainer import SimTrainer
 from tests.sim.watch import Failure, Watch, watching
-from tests.sim.workload import Client, create_tables
+from tests.sim.workload import Client, Prober, create_tables
 
 #: Virtual seconds after the healing within which the cluster must be clean and all clients done.
 CLEAN_WITHIN_S = 120.0
@@ -138,6 +138,7 @@ class _Schedule:
         self.faults = Faults(self.cluster, watch, rng)
         self.checks = Checks(self.cluster, watch)
         self.clients: list[Client] = []
+        self.prober: Prober
         self.trainer: SimTrainer | None = None
         self._lives: dict[str, int] = {}  # process -> incarnation it was last seen with
         self.sums = SharedSums(settings.keys)
@@ -162,6 +163,7 @@ class _Schedule:
         self.clients = [
             Client(number, self.cluster, self.sums, self._watch) for number in range(self._settings.clients)
         ]
+        self.prober = Prober(self.cluster, self.sums, self._watch)
         if self._settings.trainer and not self._settings.beyond:
             self.trainer = SimTrainer(self.cluster, self._watch)
         await asyncio.sleep(0.5)
@@ -216,10 +218,10 @@ class _Schedule:
 
     async def _become_clean(self) -> None:
         deadline = self._loop.time() + CLEAN_WITHIN_S
-        for client in self.clients:
+        for client in (*self.clients, self.prober):
             client.stopping = True
         while self._loop.time() < deadline:
-            working = [*self.clients, *([self.trainer] if self.trainer is not None else [])]
+            working = [*self.clients, self.prober, *([self.trainer] if self.trainer is not None else [])]
             if not self.cluster.missing() and all(worker.task.done() for worker in working):
                 break
             await asyncio.sleep(0.1)

@@ -63,7 +63,7 @@ def settings_of(seed: int) -> Settings:
         shards_per_node=rng.choice((2, 3, 4, 6)),
         keys=rng.choice((60, 150, 300)),
         clients=rng.choice((1, 2, 2, 3)),
-        seconds=rng.choice((4.0, 8.0, 12.0)),
+        seconds=rng.choice((3.0, 5.0, 8.0)),
         heartbeat_s=0.5,
         suspect_after_s=1.0,
         decode_bytes_per_s=rng.choice((400.0, 1500.0, 5000.0, 1e6)),

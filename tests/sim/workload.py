@@ -46,7 +46,7 @@ class Client:
         self.stopping = False
         self.pushes = self.pulls = self.doubts = self.refusals = 0
         self.waiting_for = ""
-        self._hurries = 300
+        self._hurries = 150
         self.model: OwnedRows
         self.store: aio.Store
         self.process = Process(cluster.loop, f"client{number}", f"client{number}")
@@ -231,3 +231,38 @@ class Client:
             self._watch.fail(
                 "doubled", f"client {self.number}: key {keys[counts > highest][0]} has more than was pushed"
             )
+
+
+class Prober:
+    """A client that reads single keys, with little patience: it may know only one node, and an old map."""
+
+    def __init__(self, cluster: SimCluster, sums: SharedSums, watch: Watch) -> None:
+        self._cluster, self._sums, self._watch = cluster, sums, watch
+        self._rng = random.Random(f"prober {cluster.settings.seed}")
+        self._left = 150  # pulls in all
+        self.stopping = False
+        self.waiting_for = "its last pull"
+        self.process = Process(cluster.loop, "prober", "prober")
+        self.task = self.process.spawn(self._run(), "prober")
+
+    async def _run(self) -> None:
+        addresses = ",".join(f"{host.name}:{host.port}" for host in self._cluster.hosts.values())
+        async with await aio.connect(addresses, timeout=0.4) as store:
+            table = await store.table(SUMS)
+            while not self.stopping:
+                if self._left > 0 and self._cluster.unsettled():
+                    self._left -= 1
+                    await self._probe(table)
+                await asyncio.sleep(self._rng.choice((0.005, 0.02, 0.05)))
+
+    async def _probe(self, table: aio.Table) -> None:
+        key = self._rng.randrange(self._sums.keys)
+        lowest = int(self._sums.acked[key, 0])
+        try:
+            row = (await table.pull([key]))[0]
+        except EcstoreError as error:
+            if not isinstance(error, TimeoutError | DataLossError):
+                self._watch.fail("pull", f"the prober's pull ended with {error!r}")
+            return
+        if not lowest <= int(row[0]) <= int(self._sums.issued[key, 0]):
+            self._watch.fail("lost", f"the prober read {row[0]:g} for key {key}, {lowest} pushes were acknowledged")
