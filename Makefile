@@ -1,6 +1,7 @@
 # make install   into .venv
 # make demo   install into .venv, train on six node processes, kill two of them, check every bit
 # make test   everything below `check`, and all tests
+# make sim    the simulator for longer: SEEDS schedules, every rare path, every seeded bug within 300 seeds
 # make fuzz   hostile input for longer: FUZZ times the tests of `make test`, RUNS of each fuzz target
 # make check  ruff, mypy --strict, the architecture test
 
@@ -10,7 +11,7 @@ BIN := $(VENV)/bin
 SOURCES := $(wildcard ecstore admin tests examples benchmarks)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: help install demo test fuzz check clean redis
+.PHONY: help install demo test sim fuzz check clean redis
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -24,6 +25,12 @@ demo: $(VENV)/installed
 test: check redis
 	$(BIN)/python -m ecstore.warmup
 	$(BIN)/python -m pytest
+
+SEEDS ?= 0:2000
+
+sim: $(VENV)/installed-dev
+	$(BIN)/python -m tests.sim --seeds $(SEEDS) --require-markers
+	$(BIN)/python -m tests.sim --mutations --tries 300
 
 # The targets are guided by coverage where atheris is installed (it has no wheel for every Python), else they get
 # mutants of a seed.

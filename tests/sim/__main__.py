@@ -53,6 +53,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--trace", action="store_true", help="print the story of each schedule")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
     parser.add_argument("--markers", action="store_true", help="print how often each rare path was taken")
+    parser.add_argument("--require-markers", action="store_true", help="the same, and fail when one was not taken")
     parser.add_argument("--mutations", nargs="*", metavar="NAME", help="hunt these seeded bugs, or all of them")
     parser.add_argument("--tries", type=int, default=300, help="seeds a seeded bug may take (default 300)")
     parser.add_argument("--known-first", action="store_true", help="try the seed first that caught it before")
@@ -110,7 +111,7 @@ def _run_seeds(options: argparse.Namespace) -> int:
             print("\n".join(result.story))
             print(f"trace {result.digest}")
         _say_failures(result)
-    if options.markers:
+    if options.markers or options.require_markers:
         for name in [*MARKERS, *sorted(total.markers.keys() - MARKERS.keys())]:
             print(f"{total.markers[name]:9}  {name}")
     if options.json:
@@ -122,8 +123,11 @@ def _run_seeds(options: argparse.Namespace) -> int:
     )
     if total.failed:
         print(f"replay one with: python -m tests.sim --seed {total.failed[0].seed} --trace")
+    missed = [name for name in MARKERS if not total.markers[name]] if options.require_markers else []
+    if missed:
+        print(f"rare paths that were not taken: {', '.join(missed)}")
     print(f"{total.passed} passed, {len(total.failed)} failed")
-    return 1 if total.failed else 0
+    return 1 if total.failed or missed else 0
 
 
 def _say_failures(result: Result) -> None:

@@ -75,6 +75,7 @@ def _run_in_folder(seed: int, mutate: Callable[[], contextlib.AbstractContextMan
             stack.enter_context(settings_module.in_force(settings))
             stack.enter_context(watching(watch))
             stack.enter_context(patch.object(lanes, "new_client_id", lambda: ids.randbytes(16)))
+            stack.enter_context(patch("ecstore.client.session.os.getpid", lambda: 1))  # it names the client
             stack.enter_context(patch("ecstore.coordination.mapfile.os.fsync", lambda _file: None))
             if mutate is not None:
                 stack.enter_context(mutate())
