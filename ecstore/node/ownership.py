@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from ecstore.cluster.map import ClusterMap, Group, Shard
-from ecstore.errors import DataLossError, EcstoreError, NotOwnerError
+from ecstore.errors import DataLossError, EcstoreError, NotOwnerError, NotReadyError
 from ecstore.node import builder, takeover
 from ecstore.node.data_shard import DataShard, SinkKey
 from ecstore.node.pacing import Pacer
@@ -77,6 +77,11 @@ class Ownership:
     def _follow_data(self, group: Group, shard: Shard, former: Shard | None, old: ClusterMap) -> None:
         key = (group.gid, shard.index)
         mine = self._runtime.owns(shard.owner, shard.incarnation)
+        ours = self._runtime.data.get(key)
+        if mine and ours is not None and ours.owner_epoch != shard.owner_epoch:
+            # It was another node's in an epoch that this node has not seen: what is here is out of date.
+            self._runtime.count("stale_shards_dropped")
+            self._retire_data(key, NotReadyError(f"shard {shard.index} of group {group.gid} came back; ask again"))
         if mine and key not in self._runtime.data:
             self._begin_data(group, shard, former, old)
         elif not mine and key in self._runtime.data:
@@ -148,11 +153,18 @@ class Ownership:
         mine = self._runtime.owns(shard.owner, shard.incarnation)
         joining = shard.joining is not None and self._runtime.owns(shard.joining, shard.joining_incarnation)
         sink = self._runtime.sinks.get(key)
+        if sink is not None and not sink.building and not (mine and sink.owner_epoch == shard.owner_epoch):
+            # Whole, but for an ownership that is over: in an epoch not seen here it was another node's.
+            if mine or joining:
+                self._runtime.count("stale_shards_dropped")
+            self._retire_sink(key)
+            sink = None
         if not mine and not joining:
             self._retire_sink(key)
         elif sink is not None:
             if mine and shard.state == "active" and sink.building:
                 sink.building = False
+                sink.owner_epoch = shard.owner_epoch
                 if sink.recovery is not None:
                     sink.recovery.finish("done", self._runtime.wall())
         else:
@@ -170,7 +182,9 @@ class Ownership:
         senders: dict[int, tuple[str, int] | None] = {
             src: (group.shards[src].owner, group.shards[src].incarnation) for src in coefficients
         }
-        self._runtime.sinks[key] = OwnedSink(key, shard, False, senders, asyncio.Event())
+        self._runtime.sinks[key] = OwnedSink(
+            key, shard, False, senders, asyncio.Event(), owner_epoch=group.shards[key[1]].owner_epoch
+        )
 
     def _begin_sink(self, key: Key, coefficients: dict[int, int], kind: Kind, lost_node: str) -> None:
         runtime = self._runtime

@@ -65,6 +65,8 @@ class OwnedSink:
     #: source index -> (node, incarnation) whose deltas are taken; None while a takeover of the source is under way.
     senders: dict[int, tuple[str, int] | None]
     changed: asyncio.Event
+    #: Epoch in which this node became the owner of the shard; 0 while it only joins.
+    owner_epoch: int = 0
     #: source index -> latest takeover attempt, (owner's life, number): a delayed earlier one changes nothing.
     attempts: dict[int, tuple[tuple[str, int], int]] = field(default_factory=dict)
     task: asyncio.Task[None] | None = None

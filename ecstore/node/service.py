@@ -195,7 +195,9 @@ class _Life:
                     )
                 joined = await coordination.propose(NodeJoin(self._config.name, address))
                 break
-            except UnavailableError as error:
+            except EcstoreError as error:
+                if not error.retryable:
+                    raise
                 if loop.time() >= tell_at:
                     logger.warning("node %s can't join yet, and keeps trying: %s", self._config.name, error)
                     tell_at = loop.time() + TELL_AGAIN_S
