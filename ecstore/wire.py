@@ -214,6 +214,27 @@ def decode(body: npt.NDArray[np.uint8], head_length: int, body_checksum: int) ->
     if not _FIXED_ITEMS < head_length <= body.size:
         raise FrameError(f"head length {head_length} does not fit a body of {body.size} bytes")
     view = body.data
+    try:
+        header_length, bins, position, found = _walk(body, head_length)
+    except FrameError as error:
+        if checksum.add(view) == body_checksum:
+            raise
+        raise _damaged() from error
+    if found != body_checksum:
+        raise _damaged()
+    kind, rid, meta = _decode_head(view[header_length:head_length])
+    if position != body.size:
+        raise FrameError(f"{body.size - position} bytes follow the last item of frame {kind!r}")
+    return Frame(kind, rid, meta, bins, body.size + OBJECT_FACTOR * head_length)
+
+
+def _damaged() -> FrameDamagedError:
+    return FrameDamagedError("the bytes of a frame were damaged on the way; connect again and retry")
+
+
+def _walk(body: npt.NDArray[np.uint8], head_length: int) -> tuple[int, list[npt.NDArray[np.uint8]], int, int]:
+    """(bytes of the array's header, bins, end of the last one, checksum of the whole body)."""
+    view = body.data
     items, header_length = _array_header(view)
     bin_count, odd = divmod(items - _FIXED_ITEMS, 2)
     if odd or not 0 <= bin_count <= MAX_BINS:
@@ -227,12 +248,7 @@ def decode(body: npt.NDArray[np.uint8], head_length: int, body_checksum: int) ->
         if end - start >= COPY_BELOW_BYTES:
             found = checksum.add_array(view[start:end], checksum.add(view[summed:start], found))
             summed = end
-    if checksum.add(view[summed:], found) != body_checksum:
-        raise FrameDamagedError("the bytes of a frame were damaged on the way; connect again and retry")
-    kind, rid, meta = _decode_head(view[header_length:head_length])
-    if position != body.size:
-        raise FrameError(f"{body.size - position} bytes follow the last item of frame {kind!r}")
-    return Frame(kind, rid, meta, bins, body.size + OBJECT_FACTOR * head_length)
+    return header_length, bins, position, checksum.add(view[summed:], found)
 
 
 def _check_body_length(length: int, limit: int) -> None:

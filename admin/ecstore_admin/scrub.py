@@ -28,7 +28,11 @@ class ScrubRequest(BaseModel):
     table: str | None = Field(default=None, description="only this table")
     groups: list[int] | None = Field(default=None, description="only these groups")
     rate_mib_s: float | None = Field(
-        default=None, gt=0, allow_inf_nan=False, description="MiB that each node reads a second at most; null: 32"
+        default=None,
+        ge=1e-3,
+        le=1e6,
+        allow_inf_nan=False,
+        description="MiB that each node reads a second at most; null: 32",
     )
     repair: bool = Field(default=True, description="false: only report")
 

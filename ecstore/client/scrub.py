@@ -128,8 +128,8 @@ class Scrub:
         self._session = session
         self._table_id, self._wanted = _chosen(session, options.get("table"), options.get("groups"))
         self._rate_mib_s = options.get("rate_mib_s")
-        if self._rate_mib_s is not None and not 0 < self._rate_mib_s < float("inf"):
-            raise InputError(f"rate_mib_s is a positive number of MiB a second, not {self._rate_mib_s}")
+        if self._rate_mib_s is not None and not 1e-3 <= self._rate_mib_s <= 1e6:
+            raise InputError(f"rate_mib_s is 0.001 to 1,000,000 MiB a second, not {self._rate_mib_s}")
         self._repair = options.get("repair", True)
         self._patience_s = options.get("patience_s", PATIENCE_S)
         self._progress = options.get("progress", _quiet)

@@ -133,6 +133,7 @@ class Peers:
                 connection.close("expected another life of this node")
                 if connection.peer.name != peer.name or connection.peer.incarnation > peer.incarnation:
                     await self._blame(peer)
+                await self._suspect(peer)
                 await asyncio.sleep(RECONNECT_S)  # incarnation 0: it is joining and does not know its own yet
                 continue
             await self._converse(peer, connection)
@@ -154,17 +155,21 @@ class Peers:
         connection.on_close.append(lambda _connection: ended.set())
         loop, config = self._runtime.loop, self._runtime.config
         beat: asyncio.Task[None] | None = None
-        ticked_at = loop.time()
+        ticked_at = moved_at = loop.time()
+        sent = 0
         try:
             while not connection.closed:
                 now = loop.time()
+                if connection.bytes_out - connection.write_buffered > sent:
+                    moved_at, sent = now, connection.bytes_out - connection.write_buffered
                 if now - ticked_at > 2 * config.heartbeat_s:  # we were paused: nobody else is to blame
                     peer.heard_at = now
                 ticked_at = now
                 if beat is None or beat.done():
                     beat = self._runtime.spawn(self._beat(peer, connection), f"beat {peer.name}")
                 await self._suspect(peer)
-                if now - peer.heard_at >= config.suspect_after_s:
+                # Bytes that flow, either way, are life: a heartbeat may be stuck behind much larger frames.
+                if now - max(peer.heard_at, connection.last_received_at, moved_at) >= config.suspect_after_s:
                     # Half-open, or TCP waits longer and longer before it tries again: a new connection will tell.
                     connection.close("no answer to heartbeats")
                     break

@@ -5,7 +5,6 @@ docs/PROTOCOL.md is the normative text. A repair checks and writes without an aw
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -20,7 +19,7 @@ from ecstore.node.messages import integer
 from ecstore.node.peer_api import CUT_WAIT_S
 from ecstore.node.runtime import OwnedSink, Runtime
 from ecstore.node.scrubber import Scrubber, settled
-from ecstore.node.scrubbing import DEFAULT_RATE_MIB_S
+from ecstore.node.scrubbing import DEFAULT_RATE_MIB_S, MAX_RATE_MIB_S, MIN_RATE_MIB_S
 from ecstore.node.sink_shard import CutNotReached, LogTooShort
 from ecstore.transport import Connection
 from ecstore.wire import Frame
@@ -62,8 +61,8 @@ class ScrubApi:
             raise FrameError("scrub.start names a table by its number, or none")
         if rate is None:
             rate = DEFAULT_RATE_MIB_S
-        if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < math.inf:
-            raise FrameError("scrub.start: rate_mib_s is a positive number of MiB a second")
+        if not isinstance(rate, int | float) or isinstance(rate, bool) or not MIN_RATE_MIB_S <= rate <= MAX_RATE_MIB_S:
+            raise FrameError(f"scrub.start: rate_mib_s is {MIN_RATE_MIB_S:g} to {MAX_RATE_MIB_S:g} MiB a second")
         await self._runtime.at_epoch(integer(meta, "epoch"))
         for gid in gids:
             if not 0 <= gid < len(self._runtime.map.groups):

@@ -26,6 +26,10 @@ Outcome = Literal["repaired", "found", "unrepaired", "not_attributable", "keys_d
 #: Row bytes a second that one node reads for its scrub, from all shards together, unless it is asked for another rate.
 DEFAULT_RATE_MIB_S: Final = 32.0
 
+#: Rates that are taken: below, a block would take hours; above, it is none.
+MIN_RATE_MIB_S: Final = 1e-3
+MAX_RATE_MIB_S: Final = 1e6
+
 #: Bytes of one shard in one block, for rows so wide that `limits.BLOCK_SLOTS` of them would stall the event loop.
 MAX_BLOCK_BYTES: Final = limits.MIB
 

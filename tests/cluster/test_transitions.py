@@ -75,6 +75,24 @@ def down(current: ClusterMap, node: str) -> ClusterMap:
     return step(current, NodeDown(node, current.nodes[node].incarnation, "refused"))
 
 
+def test_who_is_down_accuses_nobody() -> None:
+    """Of two nodes that can't hear each other only one goes: its accusation comes too late."""
+    before = cluster(5, "rs(3,2)")
+    after = step(before, NodeDown("n0", 1, "silent", by=("n1", 1)))
+    assert not after.nodes["n0"].alive
+    assert step(after, NodeDown("n1", 1, "silent", by=("n0", 1))) is after
+    assert step(after, NodeDown("n1", 1, "silent", by=("n2", 2))) is after  # a life that never was
+    assert not step(after, NodeDown("n1", 1, "silent", by=("n2", 1))).nodes["n1"].alive
+
+
+def test_a_sparing_accusation_loses_no_group() -> None:
+    before = cluster(3, "rs(2,1)")
+    after = down(before, "n0")
+    assert step(after, NodeDown("n1", 1, "silent", by=("n2", 1), sparing=True)) is after
+    lost = step(after, NodeDown("n1", 1, "silent", by=("n2", 1)))
+    assert all(group.lost for group in lost.groups)
+
+
 def pending(current: ClusterMap) -> list[ShardReady]:
     """Every report that a shard is ready which may arrive now."""
     ready = []

@@ -116,6 +116,9 @@ class SharedSums:
         if not extra.any():
             return ""
         open_numbers = [row for keys, numbers in self.doubtful for row in numbers[keys == key]]
+        if extra.min() < 0 or extra[0] > len(open_numbers):
+            word = "lost" if extra.min() < 0 else "doubled"
+            return f"key {key} is {found.tolist()}, acknowledged {self.acked[key].tolist()} ({word})"
         sums = {(0, 0)}
         for row in open_numbers[:12]:
             sums |= {(count + int(row[0]), mark + int(row[1])) for count, mark in sums}

@@ -150,6 +150,8 @@ class _Schedule:
         await self.faults.run(self._settings.seconds)
         self.faults.heal()
         await self._become_clean()
+        if looking.done():
+            looking.result()  # it has failed: nothing was looked at since
         looking.cancel()
         await self._finish()
 

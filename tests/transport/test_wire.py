@@ -249,9 +249,8 @@ def test_every_damaged_byte_is_noticed(sizes, data):
     raw = bytearray(b"".join(wire.encode("kind", 77, {"a": 1}, payloads(sizes))))
     position = data.draw(st.integers(0, len(raw) - 1))
     raw[position] ^= data.draw(st.integers(1, 255))
-    with pytest.raises((FrameDamagedError, FrameError)) as caught:
+    with pytest.raises(FrameDamagedError):
         decode_whole(raw)
-    assert position >= wire.PREFIX_BYTES or caught.type is FrameDamagedError
 
 
 def test_exchanged_words_of_a_large_bin_are_noticed():
