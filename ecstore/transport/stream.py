@@ -121,7 +121,10 @@ class FrameStream(asyncio.BufferedProtocol):
             await self._gone.wait()
 
     def abort(self) -> None:
-        """End at once, without a word to the peer."""
+        """End at once, without a word to the peer; what was not sent yet is lost."""
+        # Nothing is written any more: where opening the connection was cancelled, uvloop has closed the socket under
+        # a transport that does not say so, and writing to it is an error.
+        self._writer.discard()
         self._finish(UnavailableError(f"this end dropped the connection to {self}"), "aborted")
         if self._transport is not None:
             self._transport.abort()

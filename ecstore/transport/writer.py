@@ -64,6 +64,11 @@ class FrameWriter:
         else:
             _write_large_apart(transport, queue)
 
+    def discard(self) -> None:
+        """Forget everything queued."""
+        self._queue = []
+        self._queued_bytes = 0
+
     def _scheduled_flush(self) -> None:
         self._scheduled = False
         self.flush()
