@@ -61,7 +61,7 @@ def _mutation(name: str, *caught_by: str, seed: int = 0) -> Callable[[Callable[[
 # -- acknowledgements ----------------------------------------------------------------------------------------
 
 
-@_mutation("acknowledge before parity has applied", "lost", "model")
+@_mutation("acknowledge before parity has applied", "lost", "model", seed=1)
 def _() -> list[Patch]:
     async def room(self: ClientApi, owned: Any) -> None:
         await asyncio.sleep(0.01)
@@ -69,7 +69,7 @@ def _() -> list[Patch]:
     return [(DataShard, "when_acked", lambda self, callback: callback(None)), (ClientApi, "_room", room)]
 
 
-@_mutation("acknowledge after the first parity", "lost", "model", "parity", "liveness")
+@_mutation("acknowledge after the first parity", "lost", "model", "parity", "liveness", seed=6)
 def _() -> list[Patch]:
     def acked(self: DataShard) -> int:
         return max((cursor.acked for cursor in self.sinks.values()), default=self.seq)
@@ -80,7 +80,7 @@ def _() -> list[Patch]:
 # -- exactly once --------------------------------------------------------------------------------------------
 
 
-@_mutation("no de-duplication", "doubled", "model")
+@_mutation("no de-duplication", "doubled", "model", seed=1)
 def _() -> list[Patch]:
     original = RequestTable.judge
 
@@ -91,7 +91,7 @@ def _() -> list[Patch]:
     return [(RequestTable, "judge", judge)]
 
 
-@_mutation("no de-duplication after failover", "doubled", "model", "keys")
+@_mutation("no de-duplication after failover", "doubled", "model", "keys", seed=1)
 def _() -> list[Patch]:
     original = takeover._build
 
@@ -113,7 +113,7 @@ def _present_rows(self: SinkShard, table_id: int, slots: Any, row_bytes: int) ->
     return np.zeros((slots.size, row_bytes), np.uint8) if slab is None else slab.rows[slots]
 
 
-@_mutation("decode ignores the cut", "model", "parity")
+@_mutation("decode ignores the cut", "model", "parity", seed=5)
 def _() -> list[Patch]:
     def rows_at(self: SinkShard, table_id: int, slots: Any, row_bytes: int, cut: Any) -> Any:
         return _present_rows(self, table_id, slots, row_bytes)
@@ -121,7 +121,7 @@ def _() -> list[Patch]:
     return [(SinkShard, "rows_at", rows_at)]
 
 
-@_mutation("parity takes no later frame out of a read", "model", "parity")
+@_mutation("parity takes no later frame out of a read", "model", "parity", seed=5)
 def _() -> list[Patch]:
     original = SinkShard.rows_at
 
@@ -132,7 +132,7 @@ def _() -> list[Patch]:
     return [(SinkShard, "rows_at", rows_at)]
 
 
-@_mutation("owners that are still recovering are left out of the cut", "model", "parity")
+@_mutation("owners that are still recovering are left out of the cut", "model", "parity", seed=27)
 def _() -> list[Patch]:
     original, rows_at = decoder._data_answer, SinkShard.rows_at
 
@@ -149,7 +149,7 @@ def _() -> list[Patch]:
     return [(decoder, "_data_answer", data_answer), (SinkShard, "rows_at", any_cut)]
 
 
-@_mutation("substitute serves an undecoded row", "model", "lost")
+@_mutation("substitute serves an undecoded row", "model", "lost", seed=2)
 def _() -> list[Patch]:
     async def pull_later(self: ClientApi, connection: Any, frame: Any, sections: Any) -> None:
         self._answer_pull(connection, frame, sections, {})
@@ -157,12 +157,12 @@ def _() -> list[Patch]:
     return [(ClientApi, "_pull_later", pull_later)]
 
 
-@_mutation("a push to a lost row does not decode it first", "model", "lost", "parity", "exception")
+@_mutation("a push to a lost row does not decode it first", "model", "lost", "parity", "exception", seed=2)
 def _() -> list[Patch]:
     return [(ClientApi, "_needs_decode", lambda self, section: False)]
 
 
-@_mutation("a decode overwrites rows that have come back meanwhile", "model", "parity", "lost", "progress")
+@_mutation("a decode overwrites rows that have come back meanwhile", "model", "parity", "lost", "progress", seed=2)
 def _() -> list[Patch]:
     original = DataShard.restore
 
@@ -196,7 +196,7 @@ def _taken_sink_resumes() -> list[Patch]:
     return [(PeerApi, "_takeover_resume", _resume_anyway)]
 
 
-@_mutation("no roll forward between parities", "parity", "keys", "liveness", "model")
+@_mutation("no roll forward between parities", "parity", "keys", "liveness", "model", seed=9)
 def _() -> list[Patch]:
     async def roll_forward(*_args: Any) -> None:
         return
@@ -213,7 +213,7 @@ def _() -> list[Patch]:
     return [(takeover, "_roll_forward", roll_forward), (SinkShard, "apply", apply), *_taken_sink_resumes()]
 
 
-@_mutation("takeover continues from the lowest seq", "parity", "keys", "lost", "doubled", "model")
+@_mutation("takeover continues from the lowest seq", "parity", "keys", "lost", "doubled", "model", seed=9)
 def _() -> list[Patch]:
     def lowest(whole: Any, sinks: Any, mirror: Any, index: int) -> int:
         seqs = [sink.applied for sink in whole]
@@ -222,7 +222,7 @@ def _() -> list[Patch]:
     return [(takeover, "_continue_from", lowest), *_taken_sink_resumes()]
 
 
-@_mutation("seq starts anew on takeover", "parity", "lost", "model", "liveness")
+@_mutation("seq starts anew on takeover", "parity", "lost", "model", "liveness", seed=1)
 def _() -> list[Patch]:
     original = takeover._build
 
@@ -239,7 +239,9 @@ def _() -> list[Patch]:
     return [(takeover, "_build", build), (DataShard, "add_sink", add_sink)]
 
 
-@_mutation("a fenced owner works on, and parity takes its frames", "parity", "keys", "model", "lost", "doubled")
+@_mutation(
+    "a fenced owner works on, and parity takes its frames", "parity", "keys", "model", "lost", "doubled", seed=64
+)
 def _() -> list[Patch]:
     original = PeerApi._apply
 
@@ -265,7 +267,7 @@ def _() -> list[Patch]:
     ]
 
 
-@_mutation("the successor does not wait for its predecessor", "owner")
+@_mutation("the successor does not wait for its predecessor", "owner", seed=14)
 def _() -> list[Patch]:
     async def at_once(*_args: Any) -> None:
         return
@@ -273,7 +275,7 @@ def _() -> list[Patch]:
     return [(takeover, "_wait_for_predecessor", at_once)]
 
 
-@_mutation("no lease: who has lost touch goes on serving", "owner", "lost", "model")
+@_mutation("no lease: who has lost touch goes on serving", "owner", "lost", "model", seed=8)
 def _() -> list[Patch]:
     return [(Peers, "may_serve", lambda self: True)]
 
@@ -281,7 +283,7 @@ def _() -> list[Patch]:
 # -- delta streams -------------------------------------------------------------------------------------------
 
 
-@_mutation("skip a seq gap", "parity", "keys")
+@_mutation("skip a seq gap", "parity", "keys", seed=3)
 def _() -> list[Patch]:
     original = SinkShard.apply
 
@@ -308,7 +310,7 @@ def _() -> list[Patch]:
     return [(SinkShard, "apply", apply)]
 
 
-@_mutation("parity log trimmed too early", "liveness")
+@_mutation("parity log trimmed too early", "liveness", seed=2)
 def _() -> list[Patch]:
     original = SinkShard.apply
 
@@ -333,7 +335,9 @@ def _() -> list[Patch]:
     return [(DataShard, "_commit", commit)]
 
 
-@_mutation("damaged frames are taken", "parity", "keys", "model", "exception", "pull", "liveness", "lost", "deadline")
+@_mutation(
+    "damaged frames are taken", "parity", "keys", "model", "exception", "pull", "liveness", "lost", "deadline", seed=1
+)
 def _() -> list[Patch]:
     return [(checksum, "add", lambda data, before=0: 0), (checksum, "add_array", lambda data, before: 0)]
 
@@ -355,7 +359,7 @@ def _() -> list[Patch]:
     return [(SinkShard, "_apply_bytes", apply_bytes)]
 
 
-@_mutation("blocks overtake deltas", "parity", "model")
+@_mutation("blocks overtake deltas", "parity", "model", seed=12)
 def _() -> list[Patch]:
     original = SinkShard.load_block
 
@@ -399,7 +403,7 @@ def _() -> list[Patch]:
     return [(CoordinationService, "_swap", swap)]
 
 
-@_mutation("two nodes that cannot hear each other both go down", "dataloss")
+@_mutation("two nodes that cannot hear each other both go down", "dataloss", seed=14)
 def _() -> list[Patch]:
     async def declare_down(self: Peers, peer: Any, reason: Any, *, sparing: bool = False) -> None:
         with contextlib.suppress(EcstoreError):
