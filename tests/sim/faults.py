@@ -34,7 +34,7 @@ class Faults:
         actions: list[tuple[int, Callable[[], Awaitable[None] | None]]] = [
             (14, self._kill), (5, self._kill_behind_slow_links), (5, self._kill_together),
             (8, self._kill_recovering), (10, self._restart), (7, self._pause), (4, self._block), (3, self._slow_node),
-            (10, self._partition), (5, self._isolate), (4, self._mute), (6, self._delay), (8, self._cut),
+            (10, self._partition), (4, self._quarrel), (5, self._isolate), (4, self._mute), (6, self._delay), (8, self._cut),
             (4, self._lossy), (4, self._damage), (3, self._kill_coordinator), (3, self._cut_off_from_coordinator),
             (3, self._drain), (3, self._add_node),
         ]  # fmt: skip
@@ -193,6 +193,25 @@ class Faults:
         self._watch.say(f"partition {' and '.join(f'{a} to {b}' for a, b in ways)} for {seconds} s")
         self._suspect([one, other], seconds)
         self._block_ways(ways, seconds)
+
+    async def _quarrel(self) -> None:
+        """Two nodes don't hear each other for so long that each must think of having the other one declared down,
+        everybody else hears both, and what the map says reaches the two late. Only one of them may go."""
+        well = self._well()
+        if len(well) < 2:
+            return
+        one, other = self._rng.sample(well, 2)
+        if not (self._may_lose(one) and self._may_lose(other)):
+            return
+        seconds = 4.5
+        self._watch.say(f"quarrel of {one} and {other} for {seconds} s")
+        self._suspect([one, other], seconds)
+        self._block_ways([(one, other), (other, one)], seconds)
+        news = [("coord", one), ("coord", other)]
+        for way in news:
+            self._network.slow[way] = 0.3
+        self._for_a_while(seconds, lambda: [self._network.slow.pop(way, None) for way in news] and None)
+        await asyncio.sleep(seconds)
 
     def _isolate(self) -> None:
         """One node from all others, with or without the coordination service and the clients; one way or both."""

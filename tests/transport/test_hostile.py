@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from loops import CLUSTER, LONG, Pair, Recorder, hello, on_both_loops, silent_listener, until
 
-from ecstore import wire
+from ecstore import checksum, wire
 from ecstore.errors import (
     AuthError,
     CapacityError,
@@ -88,10 +88,9 @@ async def test_garbage_instead_of_a_hello():
 async def test_garbage_after_the_hello():
     async with Pair() as pair:
         good = frame_bytes("echo", {}, rid=1, bins=[b"x" * 100])
-        broken = bytearray(good)
-        broken[wire.PREFIX_BYTES] = 0xC1
+        head = b"\xc1" * 8  # whole, but no msgpack
         for sample in (
-            bytes(broken),
+            wire.pack_prefix(len(head), len(head), checksum.add(head)) + head,
             b"\0" * 16,
             good + b"\xff" * 20,
             frame_bytes("hello", hello().to_wire()),
