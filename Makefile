@@ -22,9 +22,12 @@ install: $(VENV)/installed
 demo: $(VENV)/installed
 	$(BIN)/ecstore demo
 
+# Files are shared out among as many processes; much of a test's time is waiting for others to notice a failure.
+TEST_PROCESSES ?= 2
+
 test: check redis
 	$(BIN)/python -m ecstore.warmup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 
 SEEDS ?= 0:2000
 

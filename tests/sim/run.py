@@ -33,8 +33,6 @@ from tests.sim.trainer import SimTrainer
 from tests.sim.watch import Failure, Watch, watching
 from tests.sim.workload import Client, Prober, create_tables
 
-#: Virtual seconds after the healing within which the cluster must be clean and all clients done.
-CLEAN_WITHIN_S = 120.0
 #: Virtual seconds of calm after that, in which everything that was left over must end.
 CALM_S = 5.0
 #: Callbacks after which a run is given up: something goes round and round.
@@ -220,7 +218,7 @@ class _Schedule:
         self._watch.say(f"epoch {current.epoch}: {up} up, {len(recovering)} groups recovering")
 
     async def _become_clean(self) -> None:
-        deadline = self._loop.time() + CLEAN_WITHIN_S
+        deadline = self._loop.time() + self._settings.clean_within_s
         for client in (*self.clients, self.prober):
             client.stopping = True
         while self._loop.time() < deadline:
@@ -229,7 +227,7 @@ class _Schedule:
                 break
             await asyncio.sleep(0.1)
         for missing in self.cluster.missing():
-            self._watch.fail("liveness", f"{CLEAN_WITHIN_S:g} s after the healing: {missing}")
+            self._watch.fail("liveness", f"{self._settings.clean_within_s:g} s after the healing: {missing}")
         for worker in working:
             if not worker.task.done():
                 self._watch.fail("liveness", f"{worker.process.name} waits for: {worker.waiting_for}")

@@ -44,6 +44,12 @@ class Settings:
     delay_s: tuple[float, float]  #: of one message, least and most
     trainer: bool  #: a DLRM is trained meanwhile
 
+    @property
+    def clean_within_s(self) -> float:
+        """Virtual seconds after the healing within which the cluster must be clean and all clients done: two minutes,
+        and the time to copy some 60 kB, all rows several times over, at the rate that recovery may have."""
+        return 120.0 + 60_000.0 / self.decode_bytes_per_s
+
     def describe(self) -> str:
         bounds = ", ".join(f"{name} {value}" for name, value in self.bounds.items())
         return (
