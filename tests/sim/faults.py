@@ -270,6 +270,8 @@ class Faults:
     def _lossy(self) -> None:
         """Messages vanish from the middle of connections, which break a moment later: worse than TCP."""
         source, target = self._rng.sample([*self._cluster.hosts, "client0"], 2)
+        if (source, "coord") in self._network.blocked or (target, "coord") in self._network.blocked:
+            return  # a second witness against it: it could be declared down, and is not counted as lost
         self._watch.say(f"lose messages from {source} to {target}")
         self._network.losing[source, target] = 0.3
         self._cluster.hurry_until = self._loop.time() + 1.0
@@ -305,7 +307,7 @@ class Faults:
 
     def _cut_off_from_coordinator(self) -> None:
         name = self._pick()
-        if name is not None:
+        if name is not None and not any(name in way for way in self._network.losing):
             seconds = self._rng.choice((0.5, 3.0))
             self._watch.say(f"cut {name} off from the coordination service for {seconds} s")
             self._block_ways([(name, "coord"), ("coord", name)], seconds)
