@@ -10,6 +10,7 @@ import random
 import shutil
 import sys
 import tempfile
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextvars import Context
@@ -91,7 +92,9 @@ def _nobody_listens() -> Iterator[None]:
     sys.unraisablehook = lambda _unraisable: None
     logging.disable(logging.CRITICAL)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # of a coroutine that a killed process never began
+            yield
     finally:
         sys.unraisablehook = before
         logging.disable(level)
