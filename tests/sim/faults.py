@@ -35,8 +35,8 @@ class Faults:
             (14, self._kill), (5, self._kill_behind_slow_links), (5, self._kill_together),
             (8, self._kill_recovering), (10, self._restart), (7, self._pause), (4, self._block), (3, self._slow_node),
             (10, self._partition), (4, self._quarrel), (5, self._isolate), (4, self._mute), (6, self._delay),
-            (8, self._cut), (4, self._lossy), (4, self._damage), (3, self._kill_coordinator), (3, self._cut_off_from_coordinator),
-            (3, self._drain), (3, self._add_node),
+            (8, self._cut), (4, self._lossy), (4, self._damage), (3, self._kill_coordinator),
+            (3, self._cut_off_from_coordinator), (3, self._drain), (3, self._add_node),
         ]  # fmt: skip
         weights = [weight * self._rng.choice((0, 1, 1, 2)) for weight, _action in actions]
         if not any(weights):
