@@ -20,8 +20,11 @@ WORD_BYTES: Final = 8
 #: Bytes of one shard that `mismatched_stripes` encodes at a time: bounds its scratch memory.
 VERIFY_BLOCK_BYTES: Final = 1 << 20
 
-#: `field.bit_products` of every coefficient: int8[256, 8].
-_PRODUCTS: Final = field.bit_products(np.arange(256))
+#: `field.nibble_products` of every coefficient: uint8[256, 32].
+_TABLES: Final = field.nibble_products(np.arange(256))
+
+_ONES: Final = bytes([1] * 255)
+_POWERS: Final = field.power_of_two(np.arange(255)).tobytes()
 
 AnyArray = TypeVar("AnyArray", bound=NDArray[Any])
 
@@ -38,7 +41,7 @@ def scale_add(dst: Bytes, src: Bytes, coefficient: int) -> None:
     _check_written(dst, "dst")
     if dst.shape != src.shape:
         raise ShapeError(f"dst has shape {dst.shape}, src {src.shape}; they must be equal")
-    kernels.scale_add(_flat(dst), _flat(_behaved(src)), _products_of(coefficient))
+    kernels.scale_add(dst.reshape(-1), _behaved(src).reshape(-1), _table_of(coefficient))
 
 
 def apply_delta(parity: Bytes, slots: Slots, delta: Bytes, coefficient: int) -> None:
@@ -62,9 +65,7 @@ def apply_delta(parity: Bytes, slots: Slots, delta: Bytes, coefficient: int) -> 
         raise DtypeError(f"slots have dtype {slots.dtype}; use uint32 or int64")
     if slots.shape != delta.shape[:1]:
         raise ShapeError(f"slots have shape {slots.shape}, expected {delta.shape[:1]}: one for each delta row")
-    outcome = kernels.scatter(
-        parity.view(np.int8), _behaved(slots), _behaved(delta).view(np.int8), _products_of(coefficient)
-    )
+    outcome = kernels.scatter(parity, _behaved(slots), _behaved(delta), _table_of(coefficient))
     if outcome == kernels.NOT_ALIGNED:
         raise ShapeError(f"parity and delta must start at a multiple of {WORD_BYTES} bytes; pass a copy")
     if outcome == kernels.SLOT_OUT_OF_RANGE:
@@ -92,11 +93,8 @@ def encode(code: Code, data: Sequence[Bytes], *, out: Sequence[Bytes] | None = N
         raise CodeError(f"{code.name} has {code.m} parity shards, out has {len(out)}")
     else:
         parity = [_checked_out(array, shape) for array in out]
-    addresses = _addresses(data)
-    if code.m >= 2:
-        kernels.parity_pair(_flat(parity[0]), _flat(parity[1]), addresses)
-    for i in range(2 if code.m >= 2 else 0, code.m):
-        _combine(parity[i], code.coefficients[i], addresses)
+    if parity:
+        _combine(parity, code.coefficients, data)
     return parity
 
 
@@ -118,14 +116,16 @@ def decode(
     matrix = decode_matrix(code, wanted, sources)
     shape = _common_shape(have)
     given = {index: _checked_out(out[index], shape) for index in wanted if index in out} if out else {}
-    addresses = _addresses(have[index] for index in sources[: code.k])
     result: dict[int, Bytes] = {}
-    for index, row in zip(wanted, matrix, strict=True):
+    for index in wanted:
         result[index] = given[index] if index in given else np.empty(shape, np.uint8)
         if index in have:
             np.copyto(result[index], have[index])
-        else:
-            _combine(result[index], row, addresses)
+    computed = [position for position, index in enumerate(wanted) if index not in have]
+    if computed:
+        outputs = [result[wanted[position]] for position in computed]
+        rows = matrix if len(computed) == len(wanted) else matrix[computed]
+        _combine(outputs, rows, [have[index] for index in sources[: code.k]])
     return result
 
 
@@ -169,24 +169,31 @@ def warm_up() -> None:
     decode(code, [0, 1], dict(enumerate(encode(code, [rows, rows]), start=code.k)))
 
 
-def _combine(out: Bytes, row: Bytes, addresses: NDArray[np.uint64]) -> None:
-    """out = sum of row[i] * the rows at addresses[i]; those with coefficient 0 are not read."""
-    kernels.combine(_flat(out), addresses, _PRODUCTS[row])
+def _combine(outputs: Sequence[Bytes], matrix: Bytes, sources: Sequence[Bytes]) -> None:
+    """outputs[i] = sum over j of matrix[i, j] * sources[j]; at least one of each."""
+    kernels.combine(
+        _addresses(outputs), _addresses(sources), _TABLES.take(matrix.T, axis=0), _known_rows(matrix), outputs[0].nbytes
+    )
 
 
-def _addresses(sources: Iterable[Bytes]) -> NDArray[np.uint64]:
-    """First byte of each source. The caller's own references keep the arrays alive while a kernel runs."""
-    return np.array([rows.ctypes.data for rows in sources], np.uint64)
+def _known_rows(matrix: Bytes) -> int:
+    """What `kernels.combine` may know of the first rows: XOR is faster than a sum of products, and Horner's rule is."""
+    if matrix[0].tobytes() != _ONES[: matrix.shape[1]]:
+        return kernels.GENERAL
+    if len(matrix) > 1 and matrix[1].tobytes() == _POWERS[: matrix.shape[1]]:
+        return kernels.XOR_AND_POWERS
+    return kernels.XOR_FIRST
 
 
-def _products_of(coefficient: int) -> NDArray[np.int8]:
+def _addresses(arrays: Iterable[Bytes]) -> NDArray[np.uint64]:
+    """First byte of each. The caller's own references keep the arrays alive while a kernel runs."""
+    return np.array([array.ctypes.data for array in arrays], np.uint64)
+
+
+def _table_of(coefficient: int) -> Bytes:
     if not 0 <= coefficient <= 255:
         raise CodeError(f"coefficient {coefficient} is no element of GF(2^8); take it from code.coefficients")
-    return np.asarray(_PRODUCTS[coefficient])
-
-
-def _flat(array: Bytes) -> NDArray[np.int8]:
-    return array.reshape(-1).view(np.int8)
+    return np.asarray(_TABLES[coefficient])
 
 
 def _behaved(array: AnyArray) -> AnyArray:

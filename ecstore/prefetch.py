@@ -1,0 +1,39 @@
+"""Hints for kernels whose next memory accesses lie at random: `prefetch_read(address)`, `prefetch_write(address)`.
+
+The cache line of the address is asked for, and nothing waits for it. Any address is allowed; none is ever read or
+written by this, so a hint can be useless but not wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from llvmlite import ir
+from numba.core import types
+
+from ecstore.jit import inlined
+
+#: Bytes of a cache line on the machines this is tuned for. On one with longer lines some hints say the same twice.
+LINE_BYTES: Final = 64
+
+_KEEP, _OF_DATA = 3, 1
+
+
+def _hint(for_writing: int) -> Callable[..., Any]:
+    def emit(typing_context: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            pointer, int32 = ir.IntType(8).as_pointer(), ir.IntType(32)
+            kind = ir.FunctionType(ir.VoidType(), [pointer, int32, int32, int32])
+            prefetch = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
+            place = builder.inttoptr(arguments[0], pointer)
+            builder.call(prefetch, [place, int32(for_writing), int32(_KEEP), int32(_OF_DATA)])
+            return context.get_dummy_value()
+
+        return types.void(address), generate
+
+    return emit
+
+
+prefetch_read: Final[Any] = inlined(_hint(0))
+prefetch_write: Final[Any] = inlined(_hint(1))
