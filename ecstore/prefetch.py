@@ -20,14 +20,19 @@ LINE_BYTES: Final = 64
 _KEEP, _OF_DATA = 3, 1
 
 
-def _hint(for_writing: int) -> Callable[..., Any]:
+def prefetch(builder: Any, address: Any, for_writing: bool) -> None:
+    """Emit the hint, for those who make instructions themselves; `address` is an i64 value."""
+    pointer, int32 = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [pointer, int32, int32, int32])
+    function = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
+    place = builder.inttoptr(address, pointer)
+    builder.call(function, [place, int32(int(for_writing)), int32(_KEEP), int32(_OF_DATA)])
+
+
+def _hint(for_writing: bool) -> Callable[..., Any]:
     def emit(typing_context: Any, address: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            pointer, int32 = ir.IntType(8).as_pointer(), ir.IntType(32)
-            kind = ir.FunctionType(ir.VoidType(), [pointer, int32, int32, int32])
-            prefetch = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
-            place = builder.inttoptr(arguments[0], pointer)
-            builder.call(prefetch, [place, int32(for_writing), int32(_KEEP), int32(_OF_DATA)])
+            prefetch(builder, arguments[0], for_writing)
             return context.get_dummy_value()
 
         return types.void(address), generate
@@ -35,5 +40,5 @@ def _hint(for_writing: int) -> Callable[..., Any]:
     return emit
 
 
-prefetch_read: Final[Any] = inlined(_hint(0))
-prefetch_write: Final[Any] = inlined(_hint(1))
+prefetch_read: Final[Any] = inlined(_hint(False))
+prefetch_write: Final[Any] = inlined(_hint(True))

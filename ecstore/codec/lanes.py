@@ -23,6 +23,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 
 from ecstore.jit import inlined
+from ecstore.prefetch import LINE_BYTES, prefetch
 
 #: What an output is of the sources: their XOR; the sum of 2^j * source_j; the sum of any c_j * source_j.
 Kind: TypeAlias = Literal["xor", "powers", "any"]
@@ -33,6 +34,9 @@ _HALF: Final = TABLE_BYTES // 2
 
 #: Bytes of the widest vectors used. Where registers are shorter the compiler takes two.
 WIDE: Final = 32
+
+#: How far ahead sources are asked for. A processor sees for itself where a few streams go on, not so a dozen of them.
+_AHEAD_BYTES: Final = 512
 
 _I8, _I64 = ir.IntType(8), ir.IntType(64)
 _REDUCTION: Final = 0x1D  # the polynomial 0x11d without its x^8
@@ -203,6 +207,9 @@ def _all_sources(
     source = builder.add(_address(builder, sources, index), at)
     table = builder.add(tables, builder.mul(stride, index))
     values = [lanes.load(builder.add(source, _I64(v * width))) for v in range(vectors)]
+    if "any" in kinds:  # the others have no arithmetic to hide hints behind
+        for line in range(0, vectors * width, LINE_BYTES):
+            prefetch(builder, builder.add(source, _I64(_AHEAD_BYTES + line)), for_writing=False)
     new: list[list[Any]] = []
     for i, kind in enumerate(kinds):
         if kind == "any":

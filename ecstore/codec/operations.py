@@ -162,32 +162,28 @@ def warm_up() -> None:
     Loading from the disk cache takes some 0.2 s; compiling, once on a machine, some seconds.
     """
     rows = np.zeros((2, WORD_BYTES), np.uint8)
+    frozen = rows.copy()
+    frozen.flags.writeable = False
     scale_add(rows.copy(), rows, 3)
     apply_delta(rows.copy(), np.arange(2, dtype=np.uint32), rows, 3)
     apply_delta(rows.copy(), np.arange(2, dtype=np.int64), rows, 3)
     code = Code.parse("rs(2,3)")
-    decode(code, [0, 1], dict(enumerate(encode(code, [rows, rows]), start=code.k)))
+    decode(code, [0, 1], dict(enumerate(encode(code, [rows, frozen]), start=code.k)))
 
 
 def _combine(outputs: Sequence[Bytes], matrix: Bytes, sources: Sequence[Bytes]) -> None:
     """outputs[i] = sum over j of matrix[i, j] * sources[j]; at least one of each."""
-    kernels.combine(
-        _addresses(outputs), _addresses(sources), _TABLES.take(matrix.T, axis=0), _known_rows(matrix), outputs[0].nbytes
-    )
-
-
-def _known_rows(matrix: Bytes) -> int:
-    """What `kernels.combine` may know of the first rows: XOR is faster than a sum of products, and Horner's rule is."""
-    if matrix[0].tobytes() != _ONES[: matrix.shape[1]]:
-        return kernels.GENERAL
-    if len(matrix) > 1 and matrix[1].tobytes() == _POWERS[: matrix.shape[1]]:
-        return kernels.XOR_AND_POWERS
-    return kernels.XOR_FIRST
+    first = kernels.GENERAL
+    if matrix[0].tobytes() == _ONES[: matrix.shape[1]]:  # such rows have faster ways than products
+        powers = len(matrix) > 1 and matrix[1].tobytes() == _POWERS[: matrix.shape[1]]
+        first = kernels.XOR_AND_POWERS if powers else kernels.XOR_FIRST
+    tables = _TABLES.take(matrix.T, axis=0)
+    kernels.combine(_addresses(outputs), _addresses(sources), tables, first, outputs[0].nbytes)
 
 
 def _addresses(arrays: Iterable[Bytes]) -> NDArray[np.uint64]:
     """First byte of each. The caller's own references keep the arrays alive while a kernel runs."""
-    return np.array([array.ctypes.data for array in arrays], np.uint64)
+    return np.array([kernels.address(array) for array in arrays], np.uint64)
 
 
 def _table_of(coefficient: int) -> Bytes:
