@@ -1,7 +1,8 @@
-"""Hints for kernels whose next memory accesses lie at random: `prefetch_read(address)`, `prefetch_write(address)`.
+"""Hints for kernels whose next memory accesses lie at random: `prefetch_read`, `prefetch_write`.
 
-The cache line of the address is asked for, and nothing waits for it. Any address is allowed; none is ever read or
-written by this, so a hint can be useless but not wrong.
+Both take (array, index), the index counted in elements from the array's start. The cache line of that element is
+asked for, and nothing waits for it. Nothing is read or written, and any index is allowed: a hint can be useless, not
+wrong.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ def prefetch(builder: Any, address: Any, for_writing: bool) -> None:
 
 
 def _hint(for_writing: bool) -> Callable[..., Any]:
-    def emit(typing_context: Any, address: Any) -> Any:
+    def emit(typing_context: Any, array: Any, index: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            prefetch(builder, arguments[0], for_writing)
+            data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+            place = builder.ptrtoint(builder.gep(data, [arguments[1]]), ir.IntType(64))
+            prefetch(builder, place, for_writing)
             return context.get_dummy_value()
 
-        return types.void(address), generate
+        return types.void(array, types.int64), generate
 
     return emit
 

@@ -96,9 +96,7 @@ class Lanes:
 
     def _by_shuffles(self, table: Any) -> Callable[[Any], Any]:
         build, half = self._builder, ir.VectorType(_I8, _HALF)
-        low, high = (
-            self.load(build.add(table, _I64(offset)), constant=True, vector=half) for offset in (0, _HALF)
-        )
+        low, high = (self.load(build.add(table, _I64(offset)), constant=True, vector=half) for offset in (0, _HALF))
         if self._width == WIDE:
             low, high = self._picked(low, [*range(_HALF)] * 2), self._picked(high, [*range(_HALF)] * 2)
 
@@ -143,9 +141,7 @@ class Lanes:
         return self._builder.shuffle_vector(low, high, _indexes(range(WIDE)))
 
     def _call(self, name: str, vector: Any, *arguments: Any) -> Any:
-        function = _build.get_or_insert_function(
-            self._builder.module, ir.FunctionType(vector, [vector, vector]), name
-        )
+        function = _build.get_or_insert_function(self._builder.module, ir.FunctionType(vector, [vector, vector]), name)
         return self._builder.call(function, arguments)
 
     def _picked(self, vector: Any, places: Sequence[int]) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -23,8 +25,8 @@ VERIFY_BLOCK_BYTES: Final = 1 << 20
 #: `field.nibble_products` of every coefficient: uint8[256, 32].
 _TABLES: Final = field.nibble_products(np.arange(256))
 
-_ONES: Final = bytes([1] * 255)
-_POWERS: Final = field.power_of_two(np.arange(255)).tobytes()
+#: NumPy's one object for the dtype of nearly every array; an equal one is checked more slowly.
+_PLAIN: Final = np.dtype(np.uint8)
 
 AnyArray = TypeVar("AnyArray", bound=NDArray[Any])
 
@@ -86,7 +88,7 @@ def encode(code: Code, data: Sequence[Bytes], *, out: Sequence[Bytes] | None = N
     """
     if len(data) != code.k:
         raise CodeError(f"{code.name} encodes {code.k} data shards, {len(data)} given")
-    shape = _common_shape(dict(enumerate(data)))
+    shape = _common_shape(data, range(code.k))
     if out is None:
         parity = [np.empty(shape, np.uint8) for _ in range(code.m)]
     elif len(out) != code.m:
@@ -94,7 +96,7 @@ def encode(code: Code, data: Sequence[Bytes], *, out: Sequence[Bytes] | None = N
     else:
         parity = [_checked_out(array, shape) for array in out]
     if parity:
-        _combine(parity, code.coefficients, data)
+        _combine(parity, _encoding(code), data)
     return parity
 
 
@@ -111,21 +113,16 @@ def decode(
     Raises `CodeError` for fewer than k shards or an unknown index, `ShapeError`, `DtypeError`; nothing is
     written then. Not checked: that the shards belong together. Rows of different cuts decode to garbage.
     """
-    wanted = code.check_indexes(wanted, "wanted")
-    sources = code.check_indexes(sorted(have), "have")
-    matrix = decode_matrix(code, wanted, sources)
-    shape = _common_shape(have)
-    given = {index: _checked_out(out[index], shape) for index in wanted if index in out} if out else {}
+    plan = _decoding(code, tuple(wanted), tuple(sorted(have)))
+    shape = _common_shape(list(have.values()), list(have))
     result: dict[int, Bytes] = {}
-    for index in wanted:
-        result[index] = given[index] if index in given else np.empty(shape, np.uint8)
-        if index in have:
-            np.copyto(result[index], have[index])
-    computed = [position for position, index in enumerate(wanted) if index not in have]
-    if computed:
-        outputs = [result[wanted[position]] for position in computed]
-        rows = matrix if len(computed) == len(wanted) else matrix[computed]
-        _combine(outputs, rows, [have[index] for index in sources[: code.k]])
+    for index in plan.wanted:
+        given = out.get(index) if out else None
+        result[index] = np.empty(shape, np.uint8) if given is None else _checked_out(given, shape)
+    for index in plan.copied:
+        np.copyto(result[index], have[index])
+    if plan.computed:
+        _combine([result[i] for i in plan.computed], plan.sums, [have[i] for i in plan.sources])
     return result
 
 
@@ -139,7 +136,7 @@ def mismatched_stripes(code: Code, shards: Sequence[Bytes]) -> NDArray[np.int64]
     """
     if len(shards) != code.width:
         raise CodeError(f"{code.name} has {code.width} shards, {len(shards)} given; give all, in index order")
-    rows, row_bytes = _common_shape(dict(enumerate(shards)))
+    rows, row_bytes = _common_shape(shards, range(code.width))
     step = max(1, VERIFY_BLOCK_BYTES // max(1, row_bytes))
     found = [np.empty(0, np.int64)]
     for start in range(0, rows, step):
@@ -171,14 +168,49 @@ def warm_up() -> None:
     decode(code, [0, 1], dict(enumerate(encode(code, [rows, frozen]), start=code.k)))
 
 
-def _combine(outputs: Sequence[Bytes], matrix: Bytes, sources: Sequence[Bytes]) -> None:
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """A matrix of coefficients as `kernels.combine` takes it: outputs are its rows, sources its columns."""
+
+    tables: Bytes  #: uint8[columns, rows, 32]
+    first: int  #: what is known of its first rows, see there
+
+    @classmethod
+    def of(cls, matrix: Bytes) -> _Sums:
+        first = kernels.GENERAL
+        if len(matrix) and (matrix[0] == 1).all():  # such rows have faster ways than products
+            powers = len(matrix) > 1 and np.array_equal(matrix[1], field.power_of_two(np.arange(matrix.shape[1])))
+            first = kernels.XOR_AND_POWERS if powers else kernels.XOR_FIRST
+        return cls(_TABLES.take(matrix.T, axis=0), first)
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoding:
+    """How the wanted shards come about, by a pattern of losses."""
+
+    wanted: tuple[int, ...]  #: as plain ints
+    copied: tuple[int, ...]  #: wanted and there
+    computed: tuple[int, ...]  #: wanted and lost: the outputs of `sums`
+    sources: tuple[int, ...]  #: its sources
+    sums: _Sums
+
+
+@lru_cache(maxsize=64)
+def _encoding(code: Code) -> _Sums:
+    return _Sums.of(code.coefficients)
+
+
+@lru_cache(maxsize=128)  # patterns of losses are few; the largest takes 0.5 MiB
+def _decoding(code: Code, wanted: tuple[int, ...], have: tuple[int, ...]) -> _Decoding:
+    wanted, have = code.check_indexes(wanted, "wanted"), code.check_indexes(have, "have")
+    computed = tuple(dict.fromkeys(index for index in wanted if index not in have))
+    sums = _Sums.of(decode_matrix(code, computed, have))
+    return _Decoding(wanted, tuple(index for index in wanted if index in have), computed, have[: code.k], sums)
+
+
+def _combine(outputs: Sequence[Bytes], sums: _Sums, sources: Sequence[Bytes]) -> None:
     """outputs[i] = sum over j of matrix[i, j] * sources[j]; at least one of each."""
-    first = kernels.GENERAL
-    if matrix[0].tobytes() == _ONES[: matrix.shape[1]]:  # such rows have faster ways than products
-        powers = len(matrix) > 1 and matrix[1].tobytes() == _POWERS[: matrix.shape[1]]
-        first = kernels.XOR_AND_POWERS if powers else kernels.XOR_FIRST
-    tables = _TABLES.take(matrix.T, axis=0)
-    kernels.combine(_addresses(outputs), _addresses(sources), tables, first, outputs[0].nbytes)
+    kernels.combine(_addresses(outputs), _addresses(sources), sums.tables, sums.first, outputs[0].nbytes)
 
 
 def _addresses(arrays: Iterable[Bytes]) -> NDArray[np.uint64]:
@@ -224,15 +256,16 @@ def _checked_out(array: Bytes, shape: tuple[int, int]) -> Bytes:
     return array
 
 
-def _common_shape(shards: Mapping[int, Bytes]) -> tuple[int, int]:
-    """The one shape of all shards, each checked."""
-    shape: tuple[int, ...] = ()
-    for index, rows in shards.items():
-        _check_rows(rows, f"shard {index}")
-        if not rows.flags.c_contiguous:
-            raise ShapeError(f"shard {index} is not C-contiguous; pass a copy")
-        if shape and rows.shape != shape:
-            raise ShapeError(f"shard {index} has shape {rows.shape}, others {shape}: give the same slots of each")
-        shape = rows.shape
-    assert len(shape) == 2, "every code has k >= 1 shards"
+def _common_shape(shards: Sequence[Bytes], names: Sequence[int]) -> tuple[int, int]:
+    """The one shape of all shards, each checked; at least one, as every code has k >= 1."""
+    shape = shards[0].shape
+    for array, name in zip(shards, names, strict=True):
+        # In the order of what is cheap to ask; the slow questions name what is wrong.
+        if array.dtype is _PLAIN and array.shape == shape and array.flags.c_contiguous and array is not shards[0]:
+            continue
+        _check_rows(array, f"shard {name}")
+        if not array.flags.c_contiguous:
+            raise ShapeError(f"shard {name} is not C-contiguous; pass a copy")
+        if array.shape != shape:
+            raise ShapeError(f"shard {name} has shape {array.shape}, others {shape}: give the same slots of each")
     return shape[0], shape[1]
