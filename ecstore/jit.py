@@ -38,6 +38,7 @@ def kernel(function: F) -> F:
         compiled = numba.njit(cache=True, nogil=True, fastmath=False, error_model="numpy")(function)
     finally:
         function.__qualname__ = name
+    compiled.__qualname__ = name
     return cast("F", compiled)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numba.core import types
 from numpy.typing import NDArray
 
-from ecstore.codec.lanes import addition, combination
+from ecstore.codec.lanes import TABLE_BYTES, addition, combination
 from ecstore.jit import inlined, kernel
 from ecstore.prefetch import LINE_BYTES, prefetch_write
 
@@ -122,7 +122,7 @@ def _add_times(dst: Int, src: Int, size: Int, table: Int) -> None:
         at += _WORD_BYTES
     if at < size:
         to, source = _array_at(_bytes_at(dst + at), size - at), _array_at(_bytes_at(src + at), size - at)
-        products = _array_at(_bytes_at(table), 32)
+        products = _array_at(_bytes_at(table), TABLE_BYTES)
         for i in range(size - at):
             to[i] ^= products[source[i] & 15] ^ products[16 + (source[i] >> 4)]
 
@@ -163,30 +163,28 @@ def _pass(
 
 
 @kernel
-def combine(outputs: Addresses, sources: Addresses, tables: Bytes, first: int, size: int) -> None:
+def combine(addresses: Addresses, tables: Bytes, first: int, size: int) -> None:
     """Each output is a linear combination of all sources: output i = sum over j of c_ij * source_j.
 
-    `outputs`: uint64[m], `sources`: uint64[k], k >= 1, each the address of the first of `size` bytes, a multiple of
-    8; the caller keeps the arrays alive during the call. `tables`: uint8[k, m, 32]; [j, i] is that of c_ij. `first`:
-    what is known of the first rows of c: GENERAL (nothing), XOR_FIRST (row 0 is all ones), or XOR_AND_POWERS (row 0
-    is, and row 1 is 1, 2, 4, ...).
+    `addresses`: uint64[m + k], first of the outputs, then of the sources, both at least one: where the first of
+    `size` bytes is, a multiple of 8; the caller keeps the arrays alive during the call. `tables`: uint8[k, m, 32];
+    [j, i] is that of c_ij. `first`: what is known of the first rows of c: GENERAL (nothing), XOR_FIRST (row 0 is all
+    ones), or XOR_AND_POWERS (row 0 is, and row 1 is 1, 2, 4, ...).
     """
-    to, source = np.int64(outputs.ctypes.data), np.int64(sources.ctypes.data)
-    table, stride = np.int64(tables.ctypes.data), np.int64(32 * outputs.size)
+    width, outputs = tables.shape[0], tables.shape[1]
+    to, table, stride = np.int64(addresses.ctypes.data), np.int64(tables.ctypes.data), TABLE_BYTES * outputs
+    source = to + 8 * outputs
     if size < STEP_BYTES:
-        for i in range(outputs.size):
-            if size:
-                _any_word(to + 8 * i, source, table + 32 * i, stride, sources.size, 0, size)
+        for i in range(outputs if size else 0):
+            _any_word(to + 8 * i, source, table + TABLE_BYTES * i, stride, width, 0, size)
         return
     for start in range(0, size, BLOCK_BYTES):
         stop = min(start + BLOCK_BYTES, size)
         i = 0
-        while i < outputs.size:
-            count = min(outputs.size - i, PASS_OUTPUTS)
-            _pass(
-                first if i == 0 else GENERAL,
-                to + 8 * i, count, source, sources.size, table + 32 * i, stride, start, stop,
-            )  # fmt: skip
+        while i < outputs:
+            count = min(outputs - i, PASS_OUTPUTS)
+            known = first if i == 0 else GENERAL
+            _pass(known, to + 8 * i, count, source, width, table + TABLE_BYTES * i, stride, start, stop)
             i += count
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, TypeVar
@@ -210,12 +210,9 @@ def _decoding(code: Code, wanted: tuple[int, ...], have: tuple[int, ...]) -> _De
 
 def _combine(outputs: Sequence[Bytes], sums: _Sums, sources: Sequence[Bytes]) -> None:
     """outputs[i] = sum over j of matrix[i, j] * sources[j]; at least one of each."""
-    kernels.combine(_addresses(outputs), _addresses(sources), sums.tables, sums.first, outputs[0].nbytes)
-
-
-def _addresses(arrays: Iterable[Bytes]) -> NDArray[np.uint64]:
-    """First byte of each. The caller's own references keep the arrays alive while a kernel runs."""
-    return np.array([kernels.address(array) for array in arrays], np.uint64)
+    # The callers' own references keep the arrays alive while the kernel runs.
+    addresses = np.array([*map(kernels.address, outputs), *map(kernels.address, sources)], np.uint64)
+    kernels.combine(addresses, sums.tables, sums.first, outputs[0].nbytes)
 
 
 def _table_of(coefficient: int) -> Bytes:
@@ -259,13 +256,21 @@ def _checked_out(array: Bytes, shape: tuple[int, int]) -> Bytes:
 def _common_shape(shards: Sequence[Bytes], names: Sequence[int]) -> tuple[int, int]:
     """The one shape of all shards, each checked; at least one, as every code has k >= 1."""
     shape = shards[0].shape
+    sound = len(shape) == 2 and shape[1] % WORD_BYTES == 0
+    for array in shards:
+        sound = sound and array.dtype is _PLAIN and array.shape == shape and array.flags.c_contiguous
+    if not sound:
+        _check_all(shards, names)
+    return shape[0], shape[1]
+
+
+def _check_all(shards: Sequence[Bytes], names: Sequence[int]) -> None:
+    """Raises for the first shard that `_common_shape` may not accept; it asks what is cheap, here is what is true."""
     for array, name in zip(shards, names, strict=True):
-        # In the order of what is cheap to ask; the slow questions name what is wrong.
-        if array.dtype is _PLAIN and array.shape == shape and array.flags.c_contiguous and array is not shards[0]:
-            continue
         _check_rows(array, f"shard {name}")
         if not array.flags.c_contiguous:
             raise ShapeError(f"shard {name} is not C-contiguous; pass a copy")
-        if array.shape != shape:
-            raise ShapeError(f"shard {name} has shape {array.shape}, others {shape}: give the same slots of each")
-    return shape[0], shape[1]
+        if array.shape != shards[0].shape:
+            raise ShapeError(
+                f"shard {name} has shape {array.shape}, others {shards[0].shape}: give the same slots of each"
+            )
