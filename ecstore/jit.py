@@ -35,7 +35,7 @@ def kernel(function: F) -> F:
     # numba names the cache file by this at once, and everything else later.
     function.__qualname__ = f"{name}-{_digest(tuple(sorted(files)))}"
     try:
-        compiled = numba.njit(cache=True, nogil=True, fastmath=False, error_model="numpy")(function)
+        compiled: Any = numba.njit(cache=True, nogil=True, fastmath=False, error_model="numpy")(function)
     finally:
         function.__qualname__ = name
     compiled.__qualname__ = name

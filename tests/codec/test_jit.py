@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from ecstore import jit
+
 INLINED = """
 from llvmlite import ir
 from numba.core import types
@@ -44,6 +46,7 @@ def doubled(tmp_path, monkeypatch):
         for name in names:
             sys.modules.pop(name, None)
         importlib.invalidate_caches()
+        jit._digest.cache_clear()  # a process reads a file once
         module = importlib.import_module(names[1])
         assert module.doubled.__qualname__ == "doubled"
         result = module.doubled()
