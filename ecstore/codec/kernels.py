@@ -27,8 +27,8 @@ Addresses: TypeAlias = NDArray[np.uint64]
 Slots: TypeAlias = NDArray[np.uint32] | NDArray[np.int64]
 
 #: Bytes of each source that all passes over them are done with before the next: what later passes read again is
-#: still in a cache near the core. A multiple of every step: 2, 3 and 4 vectors of 32 bytes.
-BLOCK_BYTES = 3840
+#: still in a cache near the core.
+BLOCK_BYTES = 4096
 
 #: Least size of an output that is done in steps of several vectors: the longest step.
 STEP_BYTES = 128
@@ -46,16 +46,17 @@ DONE, SLOT_OUT_OF_RANGE, NOT_ALIGNED = 0, 1, 2
 #: Rows of a matrix that need no tables, by how many of its first rows are so: row 0 all ones, row 1 the powers of 2.
 GENERAL, XOR_FIRST, XOR_AND_POWERS = 0, 1, 2
 
-# How many vectors of each output are summed at once: as many as leave registers for the arithmetic. More of them
-# share one reading of a table.
+# How many vectors of each output are summed at once: they share one reading of each table, and must leave registers
+# for the arithmetic. Two or four are whole cache lines of page-aligned rows: with more streams than a cache has ways,
+# a line that is left half-read would have to come again.
 _xor = combination(["xor"], 4)
 _xor_powers = combination(["xor", "powers"], 4)
-_xor_1 = combination(["xor", "any"], 3)
-_xor_2 = combination(["xor", "any", "any"], 3)
+_xor_1 = combination(["xor", "any"], 4)
+_xor_2 = combination(["xor", "any", "any"], 2)
 _xor_3 = combination(["xor", "any", "any", "any"], 2)
 _any_1 = combination(["any"], 4)
-_any_2 = combination(["any", "any"], 3)
-_any_3 = combination(["any", "any", "any"], 3)
+_any_2 = combination(["any", "any"], 4)
+_any_3 = combination(["any", "any", "any"], 2)
 _any_4 = combination(["any", "any", "any", "any"], 2)
 _any_word = combination(["any"], 1, width=8)
 
