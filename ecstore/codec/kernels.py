@@ -84,9 +84,36 @@ _array_at: Any = numba.carray  # type: ignore[attr-defined]
 
 
 @kernel
-def address(rows: Bytes) -> Int:
-    """First byte of `uint8[n, row_bytes]`: a tenth of the time that NumPy's own answers to this take."""
+def source_address(rows: Bytes, count: Int, row_bytes: Int) -> Int:
+    """First byte of `uint8[count, row_bytes]`, rows of whole words; -1 when it has another shape.
+
+    All that is asked of a source in one call, in a quarter of the time that NumPy takes to tell the address alone.
+    Once `load` has run, anything but a C-contiguous array of bytes in two dimensions is a TypeError.
+    """
+    if rows.shape[0] != count or rows.shape[1] != row_bytes or row_bytes % _WORD_BYTES:
+        return -1
     return np.int64(rows.ctypes.data)
+
+
+@kernel
+def output_address(rows: Bytes, count: Int, row_bytes: Int) -> Int:
+    """The same for what is written: `load` compiles it for writable arrays alone."""
+    if rows.shape[0] != count or rows.shape[1] != row_bytes or row_bytes % _WORD_BYTES:
+        return -1
+    return np.int64(rows.ctypes.data)
+
+
+def load() -> None:
+    """Make `source_address` and `output_address` refuse, and not compile for, arrays that no kernel takes."""
+    writable = np.zeros((1, _WORD_BYTES), np.uint8)
+    frozen = writable.copy()
+    frozen.flags.writeable = False
+    for rows in (writable, frozen):
+        source_address(rows, 1, _WORD_BYTES)
+    output_address(writable, 1, _WORD_BYTES)
+    for each in (source_address, output_address):
+        dispatcher: Any = each
+        dispatcher.disable_compile()
 
 
 @kernel

@@ -25,9 +25,6 @@ VERIFY_BLOCK_BYTES: Final = 1 << 20
 #: `field.nibble_products` of every coefficient: uint8[256, 32].
 _TABLES: Final = field.nibble_products(np.arange(256))
 
-#: NumPy's one object for the dtype of nearly every array; an equal one is checked more slowly.
-_PLAIN: Final = np.dtype(np.uint8)
-
 AnyArray = TypeVar("AnyArray", bound=NDArray[Any])
 
 
@@ -88,15 +85,16 @@ def encode(code: Code, data: Sequence[Bytes], *, out: Sequence[Bytes] | None = N
     """
     if len(data) != code.k:
         raise CodeError(f"{code.name} encodes {code.k} data shards, {len(data)} given")
-    shape = _common_shape(data, range(code.k))
+    sources = _sources(data, range(code.k))
+    shape = data[0].shape
     if out is None:
         parity = [np.empty(shape, np.uint8) for _ in range(code.m)]
     elif len(out) != code.m:
         raise CodeError(f"{code.name} has {code.m} parity shards, out has {len(out)}")
     else:
-        parity = [_checked_out(array, shape) for array in out]
+        parity = list(out)
     if parity:
-        _combine(parity, _encoding(code), data)
+        _combine(_outputs(parity, shape), _encoding(code), sources, data[0].nbytes)
     return parity
 
 
@@ -114,15 +112,18 @@ def decode(
     written then. Not checked: that the shards belong together. Rows of different cuts decode to garbage.
     """
     plan = _decoding(code, tuple(wanted), tuple(sorted(have)))
-    shape = _common_shape(list(have.values()), list(have))
+    sources = dict(zip(have, _sources(list(have.values()), list(have)), strict=True))
+    first = have[plan.sources[0]]
+    shape = first.shape
     result: dict[int, Bytes] = {}
     for index in plan.wanted:
         given = out.get(index) if out else None
-        result[index] = np.empty(shape, np.uint8) if given is None else _checked_out(given, shape)
+        result[index] = np.empty(shape, np.uint8) if given is None else given
+    outputs = dict(zip(result, _outputs(list(result.values()), shape), strict=True))
     for index in plan.copied:
         np.copyto(result[index], have[index])
     if plan.computed:
-        _combine([result[i] for i in plan.computed], plan.sums, [have[i] for i in plan.sources])
+        _combine([outputs[i] for i in plan.computed], plan.sums, [sources[i] for i in plan.sources], first.nbytes)
     return result
 
 
@@ -136,7 +137,8 @@ def mismatched_stripes(code: Code, shards: Sequence[Bytes]) -> NDArray[np.int64]
     """
     if len(shards) != code.width:
         raise CodeError(f"{code.name} has {code.width} shards, {len(shards)} given; give all, in index order")
-    rows, row_bytes = _common_shape(shards, range(code.width))
+    _sources(shards, range(code.width))
+    rows, row_bytes = shards[0].shape
     step = max(1, VERIFY_BLOCK_BYTES // max(1, row_bytes))
     found = [np.empty(0, np.int64)]
     for start in range(0, rows, step):
@@ -159,13 +161,11 @@ def warm_up() -> None:
     Loading from the disk cache takes some 0.2 s; compiling, once on a machine, some seconds.
     """
     rows = np.zeros((2, WORD_BYTES), np.uint8)
-    frozen = rows.copy()
-    frozen.flags.writeable = False
     scale_add(rows.copy(), rows, 3)
     apply_delta(rows.copy(), np.arange(2, dtype=np.uint32), rows, 3)
     apply_delta(rows.copy(), np.arange(2, dtype=np.int64), rows, 3)
     code = Code.parse("rs(2,3)")
-    decode(code, [0, 1], dict(enumerate(encode(code, [rows, frozen]), start=code.k)))
+    decode(code, [0, 1], dict(enumerate(encode(code, [rows, rows]), start=code.k)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,11 +208,52 @@ def _decoding(code: Code, wanted: tuple[int, ...], have: tuple[int, ...]) -> _De
     return _Decoding(wanted, tuple(index for index in wanted if index in have), computed, have[: code.k], sums)
 
 
-def _combine(outputs: Sequence[Bytes], sums: _Sums, sources: Sequence[Bytes]) -> None:
-    """outputs[i] = sum over j of matrix[i, j] * sources[j]; at least one of each."""
-    # The callers' own references keep the arrays alive while the kernel runs.
-    addresses = np.array([*map(kernels.address, outputs), *map(kernels.address, sources)], np.uint64)
-    kernels.combine(addresses, sums.tables, sums.first, outputs[0].nbytes)
+def _combine(outputs: list[int], sums: _Sums, sources: list[int], size: int) -> None:
+    """Outputs = sums of sources, all by address, of `size` bytes each. The callers hold the arrays meanwhile."""
+    kernels.combine(np.array(outputs + sources, np.uint64), sums.tables, sums.first, size)
+
+
+def _sources(shards: Sequence[Bytes], names: Sequence[int]) -> list[int]:
+    """Addresses of shards that are read, after checks; at least one, as every code has k >= 1."""
+    _load()
+    try:
+        rows, row_bytes = shards[0].shape
+        found = [kernels.source_address(array, rows, row_bytes) for array in shards]
+    except (TypeError, ValueError):
+        found = [-1]
+    if -1 in found:  # not told what is wrong, nor surely wrong: NumPy has equal dtypes that numba does not know
+        for array, name in zip(shards, names, strict=True):
+            _check_rows(array, f"shard {name}")
+            if not array.flags.c_contiguous:
+                raise ShapeError(f"shard {name} is not C-contiguous; pass a copy")
+            if array.shape != shards[0].shape:
+                raise ShapeError(
+                    f"shard {name} has shape {array.shape}, others {shards[0].shape}: give the same slots of each"
+                )
+        found = [array.ctypes.data for array in shards]
+    return found  # type: ignore[return-value]
+
+
+def _outputs(arrays: Sequence[Bytes], shape: tuple[int, ...]) -> list[int]:
+    """Addresses of arrays that are written, after checks."""
+    rows, row_bytes = shape
+    try:
+        found = [kernels.output_address(array, rows, row_bytes) for array in arrays]
+    except TypeError:
+        found = [-1]
+    if -1 in found:
+        for array in arrays:
+            _check_written(array, "an out array")
+            if array.shape != shape:
+                raise ShapeError(f"an out array has shape {array.shape}, the shards {shape}; they must be equal")
+        found = [array.ctypes.data for array in arrays]
+    return found  # type: ignore[return-value]
+
+
+@lru_cache(maxsize=1)
+def _load() -> None:
+    """Once in a process, before the first address is asked for."""
+    kernels.load()
 
 
 def _table_of(coefficient: int) -> Bytes:
@@ -244,33 +285,3 @@ def _check_rows(array: Bytes, what: str) -> None:
         raise ShapeError(
             f"{what} has shape {array.shape}; rows are (n, row_bytes), row_bytes a multiple of {WORD_BYTES}"
         )
-
-
-def _checked_out(array: Bytes, shape: tuple[int, int]) -> Bytes:
-    _check_written(array, "an out array")
-    if array.shape != shape:
-        raise ShapeError(f"an out array has shape {array.shape}, the shards {shape}; they must be equal")
-    return array
-
-
-def _common_shape(shards: Sequence[Bytes], names: Sequence[int]) -> tuple[int, int]:
-    """The one shape of all shards, each checked; at least one, as every code has k >= 1."""
-    shape = shards[0].shape
-    sound = len(shape) == 2 and shape[1] % WORD_BYTES == 0
-    for array in shards:
-        sound = sound and array.dtype is _PLAIN and array.shape == shape and array.flags.c_contiguous
-    if not sound:
-        _check_all(shards, names)
-    return shape[0], shape[1]
-
-
-def _check_all(shards: Sequence[Bytes], names: Sequence[int]) -> None:
-    """Raises for the first shard that `_common_shape` may not accept; it asks what is cheap, here is what is true."""
-    for array, name in zip(shards, names, strict=True):
-        _check_rows(array, f"shard {name}")
-        if not array.flags.c_contiguous:
-            raise ShapeError(f"shard {name} is not C-contiguous; pass a copy")
-        if array.shape != shards[0].shape:
-            raise ShapeError(
-                f"shard {name} has shape {array.shape}, others {shards[0].shape}: give the same slots of each"
-            )
