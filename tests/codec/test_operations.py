@@ -218,7 +218,7 @@ def test_decode_copies_what_is_there_and_writes_where_told():
     assert all(np.array_equal(rows, shards[index]) for index, rows in decoded.items())
 
 
-def test_read_only_shards_are_accepted_and_compile_nothing():
+def test_read_only_shards_are_accepted_and_no_array_makes_kernels_compile():
     code = Code.parse("rs(2,2)")
     shards = shards_of(code, np.random.default_rng(3), 4, 16)
     for rows in shards:
@@ -232,6 +232,11 @@ def test_read_only_shards_are_accepted_and_compile_nothing():
     codec.apply_delta(np.zeros((4, 16), np.uint8), slots, shards[0], 3)
     codec.scale_add(np.zeros((4, 16), np.uint8), shards[0], 3)
     assert codec.verify(code, shards)
+    for wrong in (shards[0].view(np.int8), shards[0][:, ::2], shards[0][0], shards[0].view(np.uint64)):
+        with pytest.raises((DtypeError, ShapeError)):
+            codec.encode(code, [wrong, wrong])
+        with pytest.raises((DtypeError, ShapeError)):
+            codec.encode(code, shards[:2], out=[wrong, wrong])
     assert [len(each.signatures) for each in all_kernels] == before
 
 
