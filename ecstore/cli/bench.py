@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 
+from ecstore.cli import bench_codec
 from ecstore.cli.output import Output, add_json_argument
 
 
@@ -25,9 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     store.add_argument("--no-redis", action="store_true", help="without a peer")
     store.add_argument("--loopback", action="store_true", help="beside plain copies over the loopback interface, too")
     add_json_argument(store)
+    bench_codec.add_arguments(benchmarks.add_parser("codec", help="encode, decode and deltas beside ISA-L and others"))
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.benchmark == "codec":
+        return bench_codec.run(options)
     from ecstore.bench.store import StoreOptions
     from ecstore.bench.store import run as run_store
 

@@ -77,12 +77,13 @@ def power_of_two(exponent: ArrayLike) -> Bytes:
     return np.asarray(EXP[np.asarray(exponent, np.int64) % ORDER])
 
 
-def bit_products(coefficients: ArrayLike) -> NDArray[np.int8]:
-    """For each coefficient c the eight products c*2^0 .. c*2^7: `int8[..., 8]`, the kernels' form of c.
+def nibble_products(coefficients: ArrayLike) -> Bytes:
+    """For each coefficient c its table: `uint8[..., 32]`, the kernels' form of c.
 
-    Multiplication by c is linear over GF(2), so these eight bytes say all of it: c*x is the XOR of the
-    entries j for which bit j of x is set. Entry 0 is c itself. Signed because the kernels test the top bit by
-    sign.
+    Multiplication by c is linear over GF(2), and a byte is the sum of its low and its high nibble: entries 0..15
+    are c times each low nibble, 16..31 c times each high nibble, so c*x is table[x & 15] ^ table[16 + (x >> 4)].
+    Entry 1 is c itself.
     """
+    nibbles = np.arange(16)
     elements = np.asarray(coefficients, np.uint8)
-    return np.asarray(multiply(elements[..., None], EXP[:8]).view(np.int8))
+    return multiply(elements[..., None], np.concatenate([nibbles, nibbles << 4]))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -20,8 +22,8 @@ WORD_BYTES: Final = 8
 #: Bytes of one shard that `mismatched_stripes` encodes at a time: bounds its scratch memory.
 VERIFY_BLOCK_BYTES: Final = 1 << 20
 
-#: `field.bit_products` of every coefficient: int8[256, 8].
-_PRODUCTS: Final = field.bit_products(np.arange(256))
+#: `field.nibble_products` of every coefficient: uint8[256, 32].
+_TABLES: Final = field.nibble_products(np.arange(256))
 
 AnyArray = TypeVar("AnyArray", bound=NDArray[Any])
 
@@ -38,7 +40,7 @@ def scale_add(dst: Bytes, src: Bytes, coefficient: int) -> None:
     _check_written(dst, "dst")
     if dst.shape != src.shape:
         raise ShapeError(f"dst has shape {dst.shape}, src {src.shape}; they must be equal")
-    kernels.scale_add(_flat(dst), _flat(_behaved(src)), _products_of(coefficient))
+    kernels.scale_add(dst.reshape(-1), _behaved(src).reshape(-1), _table_of(coefficient))
 
 
 def apply_delta(parity: Bytes, slots: Slots, delta: Bytes, coefficient: int) -> None:
@@ -62,9 +64,7 @@ def apply_delta(parity: Bytes, slots: Slots, delta: Bytes, coefficient: int) -> 
         raise DtypeError(f"slots have dtype {slots.dtype}; use uint32 or int64")
     if slots.shape != delta.shape[:1]:
         raise ShapeError(f"slots have shape {slots.shape}, expected {delta.shape[:1]}: one for each delta row")
-    outcome = kernels.scatter(
-        parity.view(np.int8), _behaved(slots), _behaved(delta).view(np.int8), _products_of(coefficient)
-    )
+    outcome = kernels.scatter(parity, _behaved(slots), _behaved(delta), _table_of(coefficient))
     if outcome == kernels.NOT_ALIGNED:
         raise ShapeError(f"parity and delta must start at a multiple of {WORD_BYTES} bytes; pass a copy")
     if outcome == kernels.SLOT_OUT_OF_RANGE:
@@ -85,18 +85,16 @@ def encode(code: Code, data: Sequence[Bytes], *, out: Sequence[Bytes] | None = N
     """
     if len(data) != code.k:
         raise CodeError(f"{code.name} encodes {code.k} data shards, {len(data)} given")
-    shape = _common_shape(dict(enumerate(data)))
+    sources = _sources(data, range(code.k))
+    shape = data[0].shape
     if out is None:
         parity = [np.empty(shape, np.uint8) for _ in range(code.m)]
     elif len(out) != code.m:
         raise CodeError(f"{code.name} has {code.m} parity shards, out has {len(out)}")
     else:
-        parity = [_checked_out(array, shape) for array in out]
-    addresses = _addresses(data)
-    if code.m >= 2:
-        kernels.parity_pair(_flat(parity[0]), _flat(parity[1]), addresses)
-    for i in range(2 if code.m >= 2 else 0, code.m):
-        _combine(parity[i], code.coefficients[i], addresses)
+        parity = list(out)
+    if parity:
+        _combine(_outputs(parity, shape), _encoding(code), sources, data[0].nbytes)
     return parity
 
 
@@ -113,19 +111,19 @@ def decode(
     Raises `CodeError` for fewer than k shards or an unknown index, `ShapeError`, `DtypeError`; nothing is
     written then. Not checked: that the shards belong together. Rows of different cuts decode to garbage.
     """
-    wanted = code.check_indexes(wanted, "wanted")
-    sources = code.check_indexes(sorted(have), "have")
-    matrix = decode_matrix(code, wanted, sources)
-    shape = _common_shape(have)
-    given = {index: _checked_out(out[index], shape) for index in wanted if index in out} if out else {}
-    addresses = _addresses(have[index] for index in sources[: code.k])
+    plan = _decoding(code, tuple(wanted), tuple(sorted(have)))
+    sources = dict(zip(have, _sources(list(have.values()), list(have)), strict=True))
+    first = have[plan.sources[0]]
+    shape = first.shape
     result: dict[int, Bytes] = {}
-    for index, row in zip(wanted, matrix, strict=True):
-        result[index] = given[index] if index in given else np.empty(shape, np.uint8)
-        if index in have:
-            np.copyto(result[index], have[index])
-        else:
-            _combine(result[index], row, addresses)
+    for index in plan.wanted:
+        given = out.get(index) if out else None
+        result[index] = np.empty(shape, np.uint8) if given is None else given
+    outputs = dict(zip(result, _outputs(list(result.values()), shape), strict=True))
+    for index in plan.copied:
+        np.copyto(result[index], have[index])
+    if plan.computed:
+        _combine([outputs[i] for i in plan.computed], plan.sums, [sources[i] for i in plan.sources], first.nbytes)
     return result
 
 
@@ -139,7 +137,8 @@ def mismatched_stripes(code: Code, shards: Sequence[Bytes]) -> NDArray[np.int64]
     """
     if len(shards) != code.width:
         raise CodeError(f"{code.name} has {code.width} shards, {len(shards)} given; give all, in index order")
-    rows, row_bytes = _common_shape(dict(enumerate(shards)))
+    _sources(shards, range(code.width))
+    rows, row_bytes = shards[0].shape
     step = max(1, VERIFY_BLOCK_BYTES // max(1, row_bytes))
     found = [np.empty(0, np.int64)]
     for start in range(0, rows, step):
@@ -169,24 +168,98 @@ def warm_up() -> None:
     decode(code, [0, 1], dict(enumerate(encode(code, [rows, rows]), start=code.k)))
 
 
-def _combine(out: Bytes, row: Bytes, addresses: NDArray[np.uint64]) -> None:
-    """out = sum of row[i] * the rows at addresses[i]; those with coefficient 0 are not read."""
-    kernels.combine(_flat(out), addresses, _PRODUCTS[row])
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """A matrix of coefficients as `kernels.combine` takes it: outputs are its rows, sources its columns."""
+
+    tables: Bytes  #: uint8[columns, rows, 32]
+    first: int  #: what is known of its first rows, see there
+
+    @classmethod
+    def of(cls, matrix: Bytes) -> _Sums:
+        first = kernels.GENERAL
+        if len(matrix) and (matrix[0] == 1).all():  # such rows have faster ways than products
+            powers = len(matrix) > 1 and np.array_equal(matrix[1], field.power_of_two(np.arange(matrix.shape[1])))
+            first = kernels.XOR_AND_POWERS if powers else kernels.XOR_FIRST
+        return cls(_TABLES.take(matrix.T, axis=0), first)
 
 
-def _addresses(sources: Iterable[Bytes]) -> NDArray[np.uint64]:
-    """First byte of each source. The caller's own references keep the arrays alive while a kernel runs."""
-    return np.array([rows.ctypes.data for rows in sources], np.uint64)
+@dataclass(frozen=True, slots=True)
+class _Decoding:
+    """How the wanted shards come about, by a pattern of losses."""
+
+    wanted: tuple[int, ...]  #: as plain ints
+    copied: tuple[int, ...]  #: wanted and there
+    computed: tuple[int, ...]  #: wanted and lost: the outputs of `sums`
+    sources: tuple[int, ...]  #: its sources
+    sums: _Sums
 
 
-def _products_of(coefficient: int) -> NDArray[np.int8]:
+@lru_cache(maxsize=64)
+def _encoding(code: Code) -> _Sums:
+    return _Sums.of(code.coefficients)
+
+
+@lru_cache(maxsize=128)  # patterns of losses are few; the largest takes 0.5 MiB
+def _decoding(code: Code, wanted: tuple[int, ...], have: tuple[int, ...]) -> _Decoding:
+    wanted, have = code.check_indexes(wanted, "wanted"), code.check_indexes(have, "have")
+    computed = tuple(dict.fromkeys(index for index in wanted if index not in have))
+    sums = _Sums.of(decode_matrix(code, computed, have))
+    return _Decoding(wanted, tuple(index for index in wanted if index in have), computed, have[: code.k], sums)
+
+
+def _combine(outputs: list[int], sums: _Sums, sources: list[int], size: int) -> None:
+    """Outputs = sums of sources, all by address, of `size` bytes each. The callers hold the arrays meanwhile."""
+    kernels.combine(np.array(outputs + sources, np.uint64), sums.tables, sums.first, size)
+
+
+def _sources(shards: Sequence[Bytes], names: Sequence[int]) -> list[int]:
+    """Addresses of shards that are read, after checks; at least one, as every code has k >= 1."""
+    _load()
+    try:
+        rows, row_bytes = shards[0].shape
+        found = [kernels.source_address(array, rows, row_bytes) for array in shards]
+    except (TypeError, ValueError):
+        found = [-1]
+    if -1 in found:  # not told what is wrong, nor surely wrong: NumPy has equal dtypes that numba does not know
+        for array, name in zip(shards, names, strict=True):
+            _check_rows(array, f"shard {name}")
+            if not array.flags.c_contiguous:
+                raise ShapeError(f"shard {name} is not C-contiguous; pass a copy")
+            if array.shape != shards[0].shape:
+                raise ShapeError(
+                    f"shard {name} has shape {array.shape}, others {shards[0].shape}: give the same slots of each"
+                )
+        found = [array.ctypes.data for array in shards]
+    return found  # type: ignore[return-value]
+
+
+def _outputs(arrays: Sequence[Bytes], shape: tuple[int, ...]) -> list[int]:
+    """Addresses of arrays that are written, after checks."""
+    rows, row_bytes = shape
+    try:
+        found = [kernels.output_address(array, rows, row_bytes) for array in arrays]
+    except TypeError:
+        found = [-1]
+    if -1 in found:
+        for array in arrays:
+            _check_written(array, "an out array")
+            if array.shape != shape:
+                raise ShapeError(f"an out array has shape {array.shape}, the shards {shape}; they must be equal")
+        found = [array.ctypes.data for array in arrays]
+    return found  # type: ignore[return-value]
+
+
+@lru_cache(maxsize=1)
+def _load() -> None:
+    """Once in a process, before the first address is asked for."""
+    kernels.load()
+
+
+def _table_of(coefficient: int) -> Bytes:
     if not 0 <= coefficient <= 255:
         raise CodeError(f"coefficient {coefficient} is no element of GF(2^8); take it from code.coefficients")
-    return np.asarray(_PRODUCTS[coefficient])
-
-
-def _flat(array: Bytes) -> NDArray[np.int8]:
-    return array.reshape(-1).view(np.int8)
+    return np.asarray(_TABLES[coefficient])
 
 
 def _behaved(array: AnyArray) -> AnyArray:
@@ -212,24 +285,3 @@ def _check_rows(array: Bytes, what: str) -> None:
         raise ShapeError(
             f"{what} has shape {array.shape}; rows are (n, row_bytes), row_bytes a multiple of {WORD_BYTES}"
         )
-
-
-def _checked_out(array: Bytes, shape: tuple[int, int]) -> Bytes:
-    _check_written(array, "an out array")
-    if array.shape != shape:
-        raise ShapeError(f"an out array has shape {array.shape}, the shards {shape}; they must be equal")
-    return array
-
-
-def _common_shape(shards: Mapping[int, Bytes]) -> tuple[int, int]:
-    """The one shape of all shards, each checked."""
-    shape: tuple[int, ...] = ()
-    for index, rows in shards.items():
-        _check_rows(rows, f"shard {index}")
-        if not rows.flags.c_contiguous:
-            raise ShapeError(f"shard {index} is not C-contiguous; pass a copy")
-        if shape and rows.shape != shape:
-            raise ShapeError(f"shard {index} has shape {rows.shape}, others {shape}: give the same slots of each")
-        shape = rows.shape
-    assert len(shape) == 2, "every code has k >= 1 shards"
-    return shape[0], shape[1]

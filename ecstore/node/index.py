@@ -22,6 +22,7 @@ from ecstore.errors import CapacityError
 from ecstore.jit import kernel
 from ecstore.node.keylist import MAX_SLOTS, KeyList
 from ecstore.node.slab import reserve
+from ecstore.prefetch import prefetch_read
 
 KeyArray: TypeAlias = npt.NDArray[np.uint64]
 SlotArray: TypeAlias = npt.NDArray[np.int64]
@@ -37,6 +38,8 @@ _MEAN_FILL = 1720
 # Layout of the state array shared with the kernels.
 _SEGMENTS, _COUNT, _SLOT_BITS, _MAX_SEGMENTS = 0, 1, 2, 3
 _ONE = np.uint64(1)
+#: How many keys ahead memory is asked for: enough look-ups in between to hide one access each.
+_FAR, _NEAR = 16, 8
 
 
 @kernel
@@ -96,12 +99,28 @@ def _locate(table: Table, start: Int, mixed: np.uint64, key: np.uint64, keys: Ke
 
 @kernel
 def _find(table: Table, state: State, slot_keys: KeyArray, keys: KeyArray, out: SlotArray) -> int:
-    """Slots of the keys, -1 where absent; the number of absent ones."""
+    """Slots of the keys, -1 where absent; the number of absent ones.
+
+    A look-up reads two places of memory at random, the second one depending on the first. Both are asked for
+    some keys ahead: entries _FAR keys, and the key list at the slots that these entries name _NEAR keys.
+    Until its turn comes, out[i] holds the place of key i's first entry.
+    """
     segments, bits = state[_SEGMENTS], state[_SLOT_BITS]
     slot_mask = np.uint32((np.uint64(1) << np.uint64(bits)) - np.uint64(1))
     power = _power(segments)
     absent = 0
-    for i in range(len(keys)):
+    for i in range(-_FAR, len(keys)):
+        if i + _FAR < len(keys):
+            ahead = _hash(keys[i + _FAR])
+            first = _segment_start(ahead, segments, power) + _home(ahead)
+            out[i + _FAR] = first
+            prefetch_read(table, first)
+        if 0 <= i + _NEAR < len(keys):
+            named = table[out[i + _NEAR]] & slot_mask
+            if named != 0:
+                prefetch_read(slot_keys, np.int64(named) - 1)
+        if i < 0:
+            continue
         mixed = _hash(keys[i])
         start = _segment_start(mixed, segments, power)
         place = _locate(table, start, mixed, keys[i], slot_keys, bits)

@@ -19,11 +19,11 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from ecstore.jit import kernel
+from ecstore.prefetch import prefetch_write
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 WordArray: TypeAlias = npt.NDArray[np.uint32]
@@ -50,19 +50,6 @@ def _data_pointer(context: Any, builder: Any, array_type: Any, array: Any, offse
     return builder.gep(context.make_array(array_type)(context, builder, array).data, [offset])
 
 
-def _prefetch_code(typing_context: Any, array: Any, offset: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        byte_pointer, int32 = ir.IntType(8).as_pointer(), ir.IntType(32)
-        prefetch_type = ir.FunctionType(ir.VoidType(), [byte_pointer, int32, int32, int32])
-        prefetch = _build.get_or_insert_function(builder.module, prefetch_type, "llvm.prefetch.p0i8")
-        pointer = _data_pointer(context, builder, signature.args[0], arguments[0], arguments[1])
-        for_writing, keep, data = int32(1), int32(3), int32(1)
-        builder.call(prefetch, [builder.bitcast(pointer, byte_pointer), for_writing, keep, data])
-        return context.get_dummy_value()
-
-    return types.void(array, types.int64), generate
-
-
 def _copy_code(typing_context: Any, to: Any, to_offset: Any, source: Any, source_offset: Any, count: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         target = _data_pointer(context, builder, signature.args[0], arguments[0], arguments[1])
@@ -73,9 +60,6 @@ def _copy_code(typing_context: Any, to: Any, to_offset: Any, source: Any, source
     return types.void(to, types.int64, source, types.int64, types.int64), generate
 
 
-#: _prefetch(array, offset): hint that the cache line of this element (counted from the array's start) comes
-#: next.
-_prefetch = cast("Callable[[WordArray, Int], None]", intrinsic(_prefetch_code))
 #: _copy(to, to_offset, source, source_offset, count): memcpy of elements; a loop would do a row's odd tail
 #: singly.
 _copy = cast("Callable[[Any, Any, Any, Any, Any], None]", intrinsic(_copy_code))
@@ -88,7 +72,7 @@ def _prefetch_row(words: WordArray, slots: SlotArray, i: Int) -> None:
         width = words.shape[1]
         start = slots[i] * width
         for offset in range(start, start + min(width, _AHEAD_WORDS), _LINE_WORDS):
-            _prefetch(words, offset)
+            prefetch_write(words, offset)
 
 
 @kernel

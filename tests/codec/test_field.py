@@ -62,13 +62,12 @@ def test_zero_has_no_inverse():
         field.inverse([3, 0])
 
 
-def test_bit_products_spell_out_multiplication():
-    products = field.bit_products(ALL).view(np.uint8)
-    assert np.array_equal(products[:, 0], ALL)
-    total = np.zeros((256, 256), np.uint8)
-    for bit in range(8):
-        total ^= products[:, bit, None] * (B >> bit & 1)
-    assert np.array_equal(total, field.MUL)
+def test_nibble_products_spell_out_multiplication():
+    products = field.nibble_products(ALL)
+    assert products.shape == (256, 32)
+    assert np.array_equal(products[:, 1], ALL)
+    bytes_ = np.arange(256)
+    assert np.array_equal(products[:, bytes_ & 15] ^ products[:, 16 + (bytes_ >> 4)], field.MUL)
 
 
 def test_tables_are_read_only():
