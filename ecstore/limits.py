@@ -50,6 +50,9 @@ MAX_DELTA_BYTES = 64 * MIB
 #: under a millisecond of work, so that neither the loop nor the deltas behind a block wait long.
 BLOCK_SLOTS = 1024
 
+#: Slots of a key list that a new owner takes in at once, before it turns to what else waits: some 2 ms of work.
+ADOPT_SLOTS = 1 << 14
+
 #: Rows of one decode: what each other shard of the group reads, and sends in one frame.
 MAX_DECODE_BYTES = 64 * MIB
 
