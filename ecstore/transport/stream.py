@@ -27,6 +27,10 @@ from ecstore.wire import Buffer, Chunk, Frame, encode
 #: The code of a bye that means no harm; others are codes of errors.
 CLOSED = "closed"
 
+#: Bytes written while frames are handed out after which the frames behind them wait for the next turn of the loop: it
+#: is between turns that a loop sends, and the peer has something to do while the next answer is made.
+TURN_BYTES = 256 << 10
+
 _DISCARDED = memoryview(bytearray(SCRATCH_BYTES))  # bytes that come after the end; written, never read
 
 
@@ -248,10 +252,15 @@ class FrameStream(asyncio.BufferedProtocol):
         self._socket_gone()
 
     def _hand_out(self) -> None:
-        """Hand out complete frames until the handler holds or more bytes are needed."""
+        """Hand out complete frames until the handler holds, more bytes are needed, or it is the loop's turn to send."""
         self._writer.batching = True
+        written = self._writer.bytes_out
         try:
             while not self._holds and not self.closed:
+                if self._writer.bytes_out - written >= TURN_BYTES:
+                    self.hold()
+                    self._loop.call_soon(self._next_turn)
+                    break
                 frame = self._receiver.next_frame()
                 if frame is None:
                     break
@@ -265,6 +274,13 @@ class FrameStream(asyncio.BufferedProtocol):
         finally:
             self._writer.batching = False
             self._writer.flush()
+
+    def _next_turn(self) -> None:
+        """What was written is on its way: go on."""
+        self._holds -= 1
+        if self._holds == 0 and self._transport is not None and not self.closed:
+            self._transport.resume_reading()
+            self._hand_out()
 
     def _dispatch(self, frame: Frame) -> None:
         if frame.kind == "bye":
