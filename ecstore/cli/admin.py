@@ -33,10 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from ecstore_admin.server import serve
-    from ecstore_admin.settings import AdminSettings
-
     from ecstore.errors import ConfigError
+    from ecstore.launcher.nursery import Nursery
     from ecstore.transport import parse_address
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -54,12 +52,18 @@ def run(options: argparse.Namespace) -> int:
         options.run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot use {options.run_dir} as run directory: {error.strerror}") from error
+    nursery = Nursery(options.run_dir / "nursery.log") if hasattr(os, "fork") else None  # loads while we load
+    from ecstore_admin.server import serve
+    from ecstore_admin.settings import AdminSettings
+
     settings = AdminSettings(
         host=host, port=port, run_dir=options.run_dir.resolve(), coordination=options.coordination, nodes=nodes,
         cluster=options.cluster, node_settings=NodeSettings.of(options), token=_token(options.token_file),
         exit_with=options.exit_with, restart_crashed=not options.no_restart, remove_run_dir=options.remove_run_dir,
     )  # fmt: skip
-    serve(settings)
+    serve(settings, nursery)
+    if nursery is not None:
+        nursery.close()
     return 0
 
 
