@@ -1,7 +1,7 @@
 """A few instructions that NumPy's language has no words for, to be called in kernels (`ecstore.jit`) of any module.
 
-They are no kernels: each becomes a part of the kernel that calls it. Offsets and counts are elements, from the start of a
-C-contiguous array; nothing is checked.
+They are no kernels: each becomes a part of the kernel that calls it. Offsets and counts are elements, from the start of
+a C-contiguous array; nothing is checked.
 """
 
 from __future__ import annotations

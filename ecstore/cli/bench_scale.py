@@ -10,8 +10,8 @@ from ecstore.cli.output import Output, add_json_argument
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Tables of 10^5, 10^6 and 10^7 rows in the same cluster: nanoseconds a row of pull and push beside the smallest "
-        "one's; then each alone: resident memory beyond rows and parity, and the recovery of a lost node."
+        "Tables of 10^5, 10^6 and 10^7 rows in the same cluster: nanoseconds a row of pull and push beside the "
+        "smallest one's; then each alone: resident memory beyond rows and parity, and the recovery of a lost node."
     )
     parser.add_argument("--rows", metavar="N,...", help="of each table (default 1e5,1e6,1e7; quick: 1e4,1e5)")
     parser.add_argument("--row-bytes", type=int, default=128, metavar="B", help="of one row (default %(default)s)")

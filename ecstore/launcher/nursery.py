@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ecstore.errors import UnavailableError
+from ecstore.launcher.processes import identify
 from ecstore.threads import SINGLE_THREADED
 
 #: Longest wait for a node: of the first one, until the nursery has loaded everything.
@@ -82,7 +83,7 @@ class Nursery:
             try:
                 self._messages(0.0)
             except OSError:  # the nursery has ended, and nobody waits for its children
-                if not Path(f"/proc/{pid}").exists():
+                if identify(pid) is None:
                     self._exited[pid] = -1
         return self._exited.get(pid)
 
