@@ -90,13 +90,15 @@ def run(options: StoreOptions, progress: Callable[[str], None] = lambda line: No
     requests = options.repetitions + _WARM_UP
     traffic = [_Traffic.make(options, size, requests) for size in options.row_bytes]
     with ExitStack() as stack:
-        client = stack.enter_context(redis_server()) if options.redis else None
-        peers = [_Redis(client, number, given) if client is not None else None for number, given in enumerate(traffic)]
+        clients = stack.enter_context(redis_server(len(traffic))) if options.redis else []
+        peers: list[_Redis | None] = [None] * len(traffic)
+        if clients:
+            peers = [_Redis(client, given) for client, given in zip(clients, traffic, strict=True)]
         copier = (
             stack.enter_context(loopback(options.rows * (8 + max(options.row_bytes)))) if options.loopback else None
         )
-        if client is not None:
-            report.machine["redis_server"] = client.info("server")["redis_version"]
+        if clients:
+            report.machine["redis_server"] = clients[0].info("server")["redis_version"]
         for name in options.codes:
             code = parse_code(name)
             progress(f"{code.name}: starting {code.width} node{'s' * (code.width > 1)}")
@@ -117,9 +119,8 @@ def run(options: StoreOptions, progress: Callable[[str], None] = lambda line: No
 class _Redis:
     """The peer, loaded with the rows of one table, in a database of its own."""
 
-    def __init__(self, client: Any, database: int, traffic: _Traffic) -> None:
-        self._client = type(client)(**client.connection_pool.connection_kwargs | {"db": database})
-        client = self._client
+    def __init__(self, client: Any, traffic: _Traffic) -> None:
+        self._client = client
         names = [b"%d" % key for key in traffic.keys.tolist()]
         client.mset(dict(zip(names, map(bytes, traffic.weights.view(np.uint8)), strict=True)))
         values = list(map(bytes, traffic.grads.view(np.uint8)))

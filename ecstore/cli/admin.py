@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 from pathlib import Path
@@ -52,8 +53,6 @@ def run(options: argparse.Namespace) -> int:
         options.run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot use {options.run_dir} as run directory: {error.strerror}") from error
-    nursery = Nursery(options.run_dir / "nursery.log") if hasattr(os, "fork") else None  # loads while we load
-    from ecstore_admin.server import serve
     from ecstore_admin.settings import AdminSettings
 
     settings = AdminSettings(
@@ -61,9 +60,14 @@ def run(options: argparse.Namespace) -> int:
         cluster=options.cluster, node_settings=NodeSettings.of(options), token=_token(options.token_file),
         exit_with=options.exit_with, restart_crashed=not options.no_restart, remove_run_dir=options.remove_run_dir,
     )  # fmt: skip
-    serve(settings, nursery)
-    if nursery is not None:
-        nursery.close()
+    with contextlib.ExitStack() as stack:
+        nursery: Nursery | None = None
+        if hasattr(os, "fork"):
+            nursery = Nursery(settings.run_dir / "nursery.log")  # it loads what nodes need while we load what we need
+            stack.callback(nursery.close)
+        from ecstore_admin.server import serve
+
+        serve(settings, nursery)
     return 0
 
 

@@ -227,7 +227,11 @@ class DataShard:
     @property
     def acked(self) -> int:
         """Highest seq that every sink has applied."""
-        return min((cursor.acked for cursor in self.sinks.values()), default=self.seq)
+        acked = self.seq
+        for cursor in self.sinks.values():
+            if cursor.acked < acked:
+                acked = cursor.acked
+        return acked
 
     def when_acked(self, callback: Acknowledged) -> None:
         """Call back with None once all that has been applied so far is acknowledged, or with the error that ends it."""

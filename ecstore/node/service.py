@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from ecstore import limits
+from ecstore import buffers, limits
 from ecstore.cluster.map import ClusterMap
 from ecstore.cluster.transitions import CreateTable, Drain, DropTable, NodeJoin
 from ecstore.coordination.base import Coordination
@@ -216,11 +216,12 @@ class _Life:
         self._runtime.event("joined", f"node {self._config.name} joined as incarnation {self._runtime.incarnation}")
 
     async def _tidy(self) -> None:
-        """Sinks of shards that nobody pushes to any more keep no deltas."""
+        """Give back what is kept for traffic that has ended: deltas in the logs of sinks, and buffers."""
         while True:
             await asyncio.sleep(limits.MAX_RECENT_S / 2)
             for sink in self._runtime.sinks.values():
                 sink.shard.tidy(self._runtime.loop.time())
+            buffers.trim()
 
     # -- map ------------------------------------------------------------------------------------------
 

@@ -69,3 +69,14 @@ def test_children_outlive_their_nursery_and_their_end_is_still_seen(tmp_path: Pa
         os.kill(child.pid, signal.SIGKILL)
     until(lambda: not is_running(process), "the end of the child")
     nursery.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="the system does not show command lines so")
+def test_a_child_is_shown_as_what_it_is(nursery: Nursery, tmp_path: Path) -> None:
+    child = nursery.spawn(["coordination", "--listen", "127.0.0.1:0"], tmp_path / "child.log")
+    try:
+        until(lambda: "listening" in (tmp_path / "child.log").read_text(), "a service")
+        shown = Path(f"/proc/{child.pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        assert shown[1:] == [b"-m", b"ecstore", b"coordination", b"--listen", b"127.0.0.1:0"]
+    finally:
+        os.kill(child.pid, signal.SIGKILL)
