@@ -35,8 +35,8 @@ LOAD_ROWS: Final = 50_000
 WARM_REQUESTS: Final = 2
 TIMED_REQUESTS: Final = 3
 
-#: Until deltas that were kept for readers of an earlier cut are forgotten.
-SETTLE_S: Final = 6.0
+#: Until deltas that were kept for readers of an earlier cut are forgotten, and nodes have given memory back.
+SETTLE_S: Final = 8.0
 
 #: Longest wait for a recovery.
 RECOVERY_S: Final = 300.0

@@ -30,7 +30,7 @@ MAX_SLOTS = 2**32 - 2
 class KeyList:
     """slot -> key (u64) and slot -> allocated (u8, 0 or 1), 9 bytes a slot.
 
-    Storage grows by half and is copied then; beyond 65,536 slots it is reserved address space, of which the system
+    Storage grows by an eighth (what is not used yet counts as memory, too) and is copied then; beyond 65,536 slots it is reserved address space, of which the system
     charges what was once written. Views from `keys` and `allocated` are right until the next change.
     """
 
@@ -112,7 +112,7 @@ class KeyList:
     def _grow(self, slots: int) -> None:
         if slots <= len(self._keys):
             return
-        size = max(slots, len(self._keys) + len(self._keys) // 2)
+        size = max(slots, len(self._keys) + len(self._keys) // 8)
         keys: KeyArray
         allocated: FlagArray
         if size < _RESERVE_FROM:

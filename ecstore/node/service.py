@@ -68,8 +68,12 @@ class _LifeOver(Exception):
 
 
 class Node:
-    def __init__(self, config: NodeConfig, coordination: CoordinationFactory) -> None:
+    def __init__(
+        self, config: NodeConfig, coordination: CoordinationFactory, on_idle: Callable[[], None] = lambda: None
+    ) -> None:
+        """`on_idle` is called, once, some seconds after traffic has ended."""
         self._config = config
+        self._on_idle = on_idle
         self._make_coordination = coordination
         self._stop = asyncio.Event()
         #: "host:port" once the node listens.
@@ -85,7 +89,7 @@ class Node:
     async def run(self, on_ready: Callable[[str], None] = lambda address: None) -> None:
         """Serve until `stop`. `on_ready` is called with the address once the node has joined."""
         while not self._stop.is_set():
-            life = _Life(self._config, self.address or self._config.listen, self.faults)
+            life = _Life(self._config, self.address or self._config.listen, self.faults, self._on_idle)
             coordination = await self._make_coordination(life.hello)
             stopping = asyncio.ensure_future(self._stop.wait())
             try:
@@ -107,8 +111,9 @@ class Node:
 class _Life:
     """One incarnation: its runtime, and the dispatch of everything that arrives."""
 
-    def __init__(self, config: NodeConfig, listen: str, faults: Faults | None) -> None:
+    def __init__(self, config: NodeConfig, listen: str, faults: Faults | None, on_idle: Callable[[], None]) -> None:
         self._config = config
+        self._on_idle = on_idle
         self._listen = listen
         self._faults = faults
         tap = faults.tap(None) if faults is not None else None
@@ -217,11 +222,17 @@ class _Life:
 
     async def _tidy(self) -> None:
         """Give back what is kept for traffic that has ended: deltas in the logs of sinks, and buffers."""
+        quiet, moved = 0, -1
         while True:
             await asyncio.sleep(limits.MAX_RECENT_S / 2)
             for sink in self._runtime.sinks.values():
                 sink.shard.tidy(self._runtime.loop.time())
             buffers.trim()
+            counters = self._runtime.counters
+            before, moved = moved, counters.get("rows_pulled", 0) + counters.get("rows_pushed", 0)
+            quiet = quiet + 1 if moved == before else 0
+            if quiet == 2:  # by now the logs are empty
+                self._on_idle()
 
     # -- map ------------------------------------------------------------------------------------------
 
