@@ -21,7 +21,8 @@ import numpy.typing as npt
 #: Arrays below this come from the allocator: it keeps such pieces itself (glibc maps larger ones one by one).
 SMALLEST_BYTES: Final = 128 << 10
 
-#: What one pool keeps: bodies, results and deltas of a few batches, and what logs hold of them. More are simply not kept.
+#: What one pool keeps: bodies, results and deltas of a few batches, and what logs hold of them. More are simply not
+#: kept.
 MAX_BUFFERS: Final = 512
 MAX_POOL_BYTES: Final = 128 << 20
 
@@ -101,7 +102,7 @@ class BufferPool:
 
 
 def _count_of_unused() -> int | None:
-    """What `sys.getrefcount` says in `_buffer` of a buffer that the pool alone refers to; None: it can't be relied on."""
+    """What `sys.getrefcount` says in `_buffer` of a buffer that the pool alone refers to; None: no reliance on it."""
     gil_enabled = getattr(sys, "_is_gil_enabled", lambda: True)
     if sys.implementation.name != "cpython" or not gil_enabled():
         return None

@@ -32,7 +32,7 @@ def _times(records: Sequence[Record], folder: Path) -> list[Path]:
         axes.axhline(MOST_TIMES * values[0], color=colour, linestyle="--", linewidth=1,
                      label=f"{MOST_TIMES:g} times the {operation} of {cases[0]}")  # fmt: skip
     axes.set_ylim(bottom=0)
-    axes.legend()
+    axes.legend(ncols=4, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.12))
     return save(made, folder, "scale_time")
 
 

@@ -25,7 +25,7 @@ def _plot_size(speeds: Sequence[Record], size: str, folder: Path) -> list[Path]:
     made, axes = figure(
         f"How many rows of {size[:-1]} bytes move in a second, beside Redis and a plain copy?",
         "code of the table (acknowledged by all parity shards; Redis keeps one copy)",
-        "rows per second, logarithmic",
+        "rows per second (above the bars: times Redis)",
     )
     for offset, (operation, command) in enumerate(_OPERATIONS.items()):
         values = {
@@ -44,7 +44,7 @@ def _plot_size(speeds: Sequence[Record], size: str, folder: Path) -> list[Path]:
             if beside:
                 middle = sorted(beside)[len(beside) // 2]
                 axes.axhline(middle, color=COLOURS[offset], linestyle=style, linewidth=1.5, label=name)
-    axes.set_yscale("log")
+    axes.set_ylim(bottom=0)
     axes.set_xticks(range(len(codes)), codes)
     axes.legend(ncols=3, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.14))
     return save(made, folder, f"store_{size}")

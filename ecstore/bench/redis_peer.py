@@ -32,7 +32,8 @@ def why_not() -> str | None:
 
 @contextmanager
 def redis_server(databases: int = 1) -> Iterator[list[Any]]:
-    """A connected `redis.Redis` (replies as bytes, parsed by hiredis) for each database; the server ends with the block.
+    """A connected `redis.Redis` (replies as bytes, parsed by hiredis) for each database; the server ends with the
+    block.
 
     Raises ConfigError when Redis is not installed, UnavailableError when the server does not start.
     """

@@ -56,6 +56,7 @@ class ScaleOptions:
     request_rows: int = 20_000
     repetitions: int = 15
     code: str = "rs(4,2)"
+    settle_s: float = SETTLE_S  #: before memory is looked at
 
     def __post_init__(self) -> None:
         if not self.rows or any(not 100 <= rows <= 10**8 for rows in self.rows):
@@ -189,11 +190,11 @@ def _memory_and_recovery(
     traffic = _loaded(options, store, min(rows, 4 * LOAD_ROWS), lambda _line: None, "traffic")
     _touch(options, traffic, min(rows, 4 * LOAD_ROWS))
     store.drop_table("traffic")
-    time.sleep(SETTLE_S)
+    time.sleep(options.settle_s)
     empty = _resident(store)
     table = _loaded(options, store, rows, progress)
     _touch(options, table, rows)
-    time.sleep(SETTLE_S)
+    time.sleep(options.settle_s)
     full = _resident(store)
     row_bytes = table.spec.row_bytes
     overhead = (full - empty) / rows - row_bytes * (1 + code.m / code.k)

@@ -17,6 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--row-bytes", type=int, default=128, metavar="B", help="of one row (default %(default)s)")
     parser.add_argument("--repetitions", type=int, metavar="N", help="default 15; quick: 2")
     parser.add_argument("--code", default="rs(4,2)", help="default %(default)s")
+    parser.add_argument(
+        "--settle", type=float, default=8.0, metavar="S", help="before memory is looked at (default %(default)s)"
+    )
     parser.add_argument("--quick", action="store_true", help="small tables, few repetitions: under a minute")
     parser.add_argument("--plot", type=Path, metavar="DIR", help="write figures, PNG and SVG, into this folder")
     add_json_argument(parser)
@@ -41,6 +44,7 @@ def run(options: argparse.Namespace) -> int:
         request_rows=2_000 if options.quick else 20_000,
         repetitions=options.repetitions if options.repetitions is not None else 2 if options.quick else 15,
         code=options.code,
+        settle_s=max(0.0, options.settle),
     )
     if options.plot is not None:
         plots.figure("", "", "")  # is matplotlib here? Now, not after minutes of work

@@ -30,8 +30,9 @@ MAX_SLOTS = 2**32 - 2
 class KeyList:
     """slot -> key (u64) and slot -> allocated (u8, 0 or 1), 9 bytes a slot.
 
-    Storage grows by an eighth (what is not used yet counts as memory, too) and is copied then; beyond 65,536 slots it is reserved address space, of which the system
-    charges what was once written. Views from `keys` and `allocated` are right until the next change.
+    Storage grows by an eighth (what is not used yet counts as memory, too) and is copied then; beyond 65,536 slots it
+    is reserved address space, of which the system charges what was once written. Views from `keys` and `allocated` are
+    right until the next change.
     """
 
     def __init__(self) -> None:
