@@ -153,6 +153,8 @@ class Pusher:
         #: Messages of batches that travel in several: each goes out in a turn of the loop of its own, so that the node
         #: is at work on the first while the next is made. Later batches queue behind them.
         self._outbox: deque[tuple[str, Sequence[Item]]] = deque()
+        #: owner -> messages that wait for the connection to it: all later ones queue there, or they would overtake.
+        self._undialed: dict[str, list[Sequence[Item]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.retries = 0
 
@@ -233,24 +235,31 @@ class Pusher:
 
     def _send(self, owner: str, items: Sequence[Item]) -> None:
         """Send items of one kind of batch to one node. Each counts as in flight, until `_settle`."""
+        if owner in self._undialed:
+            self._undialed[owner].append(items)
+            return
         connection = self._session.open_connection(owner)
         if connection is None:
-            task = self._loop.create_task(self._send_after_dial(owner, items), name="ecstore push")
+            self._undialed[owner] = [items]
+            task = self._loop.create_task(self._send_after_dial(owner), name="ecstore push")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             return
         self._write(connection, items)
 
-    async def _send_after_dial(self, owner: str, items: Sequence[Item]) -> None:
+    async def _send_after_dial(self, owner: str) -> None:
         try:
             connection = await self._session.connection(owner)
         except EcstoreError as error:
-            self._failed(items, error)
+            for items in self._undialed.pop(owner):
+                self._failed(items, error)
             return
         except BaseException:
-            self._failed(items, UnavailableError("the client closes"))
+            for items in self._undialed.pop(owner):
+                self._failed(items, UnavailableError("the client closes"))
             raise
-        self._write(connection, items)
+        for items in self._undialed.pop(owner):
+            self._write(connection, items)
 
     def _write(self, connection: Connection, items: Sequence[Item]) -> None:
         batch = items[0].batch
