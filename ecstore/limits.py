@@ -77,9 +77,10 @@ MAX_WAITING_BYTES_OF_NODES = 256 * MIB
 #: Ids of one push or pull request to one node.
 MAX_IDS_PER_REQUEST = 1 << 22
 
-#: Frames and bytes coalesced into one message of a delta stream. 60 deltas leave room in the 64 bins of a frame.
+#: Frames and bytes coalesced into one message of a delta stream. 60 deltas leave room in the 64 bins of a frame; a sink
+#: works some milliseconds on 1 MiB, and a node may get one from each other node in the same turn of its loop.
 MAX_FRAMES_PER_MESSAGE = 60
-MAX_MESSAGE_BYTES = 4 * MIB
+MAX_MESSAGE_BYTES = MIB
 
 #: Bytes that may wait in a connection's write buffer before a delta stream stops adding to it.
 STREAM_HIGH_WATER_BYTES = 8 * MIB

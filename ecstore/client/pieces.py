@@ -23,18 +23,16 @@ FIRST_PART: Final = 0.35
 MAX_MESSAGES: Final = 32
 
 #: ... but none is larger than this, so that no node works for longer than some 10 ms on one.
-MAX_MESSAGE_BYTES: Final = 8 << 20
+MAX_MESSAGE_BYTES: Final = 4 << 20
 
-#: Bytes of one table's rows for one data shard that are sent in one section, about.
+#: Bytes of one table's rows for one data shard that are sent in one section, about: its delta goes to each parity shard in
+#: one piece.
 SECTION_BYTES: Final = 1 << 19
 
 
-def section_rows(rows: int, row_bytes: int, batch_bytes: int) -> int:
-    """Rows of a section: `rows` of one data shard, `row_bytes` each in a message, are cut into parts of equal size.
-    They are larger in a larger batch, by the reasons of its messages.
-    """
-    size = min(max(SECTION_BYTES, batch_bytes // MAX_MESSAGES), MAX_MESSAGE_BYTES // 2)
-    count = max(1, round(rows * row_bytes / size))
+def section_rows(rows: int, row_bytes: int) -> int:
+    """Rows of a section: `rows` of one data shard, `row_bytes` each in a message, are cut into parts of equal size."""
+    count = max(1, round(rows * row_bytes / SECTION_BYTES))
     return max(1, -(-rows // count))
 
 

@@ -544,7 +544,7 @@ def _runs(directory: Directory, offsets: NDArray[np.int64], width: int) -> Itera
     """(group, index, start, stop) of every run that is not empty, cut into sections."""
     bounds = offsets.tolist()
     for (group, index), start, stop in zip(directory.runs, bounds, bounds[1:], strict=False):
-        step = section_rows(stop - start, width + 8, bounds[-1] * (width + 8))
+        step = section_rows(stop - start, width + 8)
         for at in range(start, stop, step):
             yield group, index, at, min(at + step, stop)
 
