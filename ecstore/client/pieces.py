@@ -25,8 +25,8 @@ MAX_MESSAGES: Final = 32
 #: ... but none is larger than this, so that no node works for longer than some 10 ms on one.
 MAX_MESSAGE_BYTES: Final = 4 << 20
 
-#: Bytes of one table's rows for one data shard that are sent in one section, about: its delta goes to each parity shard in
-#: one piece.
+#: Bytes of one table's rows for one data shard that are sent in one section, about: its delta goes to each parity shard
+#: in one piece.
 SECTION_BYTES: Final = 1 << 19
 
 
