@@ -94,7 +94,6 @@ async def _serve(config: NodeConfig, exit_with_pid: int | None) -> None:
         sys.stdout.write(json.dumps({"listening": address, "node": config.name}) + "\n")
         sys.stdout.flush()
 
-    heap.map_large_arrays()
     node = Node(config, coordination, on_idle=heap.give_back)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -30,7 +30,7 @@ CLOSED = "closed"
 #: Bytes that came and were written after which further frames wait for the next turn of the loop. What waits in the
 #: kernel may be many batches: handed out in one turn they would keep everybody else waiting, and a loop may send what
 #: was written only between turns.
-TURN_BYTES = 256 << 10
+TURN_BYTES = 1 << 20
 
 _DISCARDED = memoryview(bytearray(SCRATCH_BYTES))  # bytes that come after the end; written, never read
 
