@@ -48,5 +48,5 @@ async def test_logs_and_buffers_are_given_back(monkeypatch):
         np.testing.assert_allclose(await table.pull(keys[:3]), (await table.pull(keys))[:3])
 
 
-def test_the_heap_may_be_told_anywhere():
+def test_the_heap_can_be_told_anywhere():
     heap.give_back()
