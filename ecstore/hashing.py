@@ -7,6 +7,7 @@ Flood: "Fast splittable pseudorandom number generators", 2014), a bijection of t
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -50,6 +51,7 @@ def _mix(value: np.uint64) -> np.uint64:
     return mixed ^ (mixed >> _S31)
 
 
+@lru_cache(maxsize=256)
 def shard_seed(seed: int) -> np.uint64:
     """The number XORed to keys before `shard_of` mixes them (for kernels that fuse the routing hash)."""
     return np.uint64(mix64_int(seed ^ _SHARD_SALT))

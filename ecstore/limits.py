@@ -50,6 +50,9 @@ MAX_DELTA_BYTES = 64 * MIB
 #: under a millisecond of work, so that neither the loop nor the deltas behind a block wait long.
 BLOCK_SLOTS = 1024
 
+#: Slots of a key list that a new owner takes in at once, before it turns to what else waits: some 2 ms of work.
+ADOPT_SLOTS = 1 << 14
+
 #: Rows of one decode: what each other shard of the group reads, and sends in one frame.
 MAX_DECODE_BYTES = 64 * MIB
 
@@ -74,9 +77,10 @@ MAX_WAITING_BYTES_OF_NODES = 256 * MIB
 #: Ids of one push or pull request to one node.
 MAX_IDS_PER_REQUEST = 1 << 22
 
-#: Frames and bytes coalesced into one message of a delta stream. 60 deltas leave room in the 64 bins of a frame.
+#: Frames and bytes coalesced into one message of a delta stream. 60 deltas leave room in the 64 bins of a frame; a sink
+#: works some milliseconds on 1 MiB, and a node may get one from each other node in the same turn of its loop.
 MAX_FRAMES_PER_MESSAGE = 60
-MAX_MESSAGE_BYTES = 4 * MIB
+MAX_MESSAGE_BYTES = MIB
 
 #: Bytes that may wait in a connection's write buffer before a delta stream stops adding to it.
 STREAM_HIGH_WATER_BYTES = 8 * MIB

@@ -17,11 +17,17 @@ from ecstore import buffers
 from ecstore.errors import DtypeError, KeyRangeError, ShapeError
 from ecstore.hashing import KeyArray, shard_seed
 from ecstore.jit import kernel
+from ecstore.prefetch import prefetch_read
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IndexArray: TypeAlias = npt.NDArray[np.int64]
 WordArray: TypeAlias = npt.NDArray[np.uint32]
 Ids: TypeAlias = npt.NDArray[np.integer[Any]] | Sequence[int]
+
+#: How many rows ahead to prefetch where rows are met in no order, and how much of each, in words.
+_AHEAD = 8
+_AHEAD_WORDS = 512
+_LINE_WORDS = 16
 
 _RANGE_HINT = "keys are integers from 0 to 2**64-1; map negative ids to another range before the call"
 
@@ -134,7 +140,12 @@ def _gather(words: WordArray, order: IndexArray, out: WordArray) -> int:
     # One pass over the rows does both, copying and looking for exponents of ones only (NaN or infinity).
     exponent = np.uint32(0x7F800000)
     found = np.uint32(0)
+    width = words.shape[1]
     for i in range(len(order)):
+        if i + _AHEAD < len(order):
+            start = order[i + _AHEAD] * width
+            for offset in range(start, start + min(width, _AHEAD_WORDS), _LINE_WORDS):
+                prefetch_read(words, offset)
         row, to = words[order[i]], out[i]
         for c in range(len(row)):
             word = row[c]

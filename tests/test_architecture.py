@@ -22,8 +22,9 @@ MAX_LINES = 600
 #: Everything that decides whether bytes are right, or what the next map is. A schedule of such code is a seed: tests
 #: run thousands of them, and two machines given the same input do the same. `*` stands for one name.
 PURE = (
-    "ecstore.checksum", "ecstore.codec", "ecstore.codec.*", "ecstore.errors", "ecstore.jit", "ecstore.limits",
-    "ecstore.prefetch", "ecstore.tables", "ecstore.optim", "ecstore.hashing", "ecstore.routing", "ecstore.wire",
+    "ecstore.checksum", "ecstore.folding", "ecstore.intrinsics", "ecstore.prefetch", "ecstore.codec",
+    "ecstore.codec.*", "ecstore.errors", "ecstore.jit", "ecstore.limits",
+    "ecstore.tables", "ecstore.optim", "ecstore.hashing", "ecstore.routing", "ecstore.wire",
     "ecstore.cluster.placement", "ecstore.cluster.map",
     "ecstore.cluster.draft", "ecstore.cluster.transitions", "ecstore.cluster.moves",
     "ecstore.transport.hello", "ecstore.transport.limits", "ecstore.transport.errors", "ecstore.transport.receiver",

@@ -13,6 +13,7 @@ from fastapi import FastAPI, HTTPException, Path, Query
 import ecstore
 from ecstore.cluster.map import ClusterMap
 from ecstore.errors import EcstoreError
+from ecstore.launcher.nursery import Nursery
 from ecstore_admin import faults, models, problems, scrub
 from ecstore_admin.observer import Observer
 from ecstore_admin.settings import AdminSettings
@@ -27,10 +28,10 @@ NodeId = Annotated[str, Path(description="id of a node", examples=["n1"])]
 class Service:
     """One admin service: observer, supervisor, and the answers made of what they know."""
 
-    def __init__(self, settings: AdminSettings) -> None:
+    def __init__(self, settings: AdminSettings, nursery: Nursery | None = None) -> None:
         self.settings = settings
         self.observer = Observer(list(settings.nodes.values()), settings.cluster)
-        self.supervisor = Supervisor(settings, self.observer.event)
+        self.supervisor = Supervisor(settings, self.observer.event, nursery)
         self.scrubbing = scrub.Scrubbing(self)
 
     @asynccontextmanager
@@ -97,11 +98,16 @@ class Service:
             "data_shards": load.data if load else 0, "parity_shards": load.parity if load else 0,
             "rows": statistics.get("rows") if fresh else None,
             "rss_bytes": statistics.get("rss_bytes") if fresh else None,
+            "loop_lag_ms": statistics.get("loop_lag", {}).get("recent_own_max_ms") if fresh else None,
         }  # fmt: skip
 
     def node_ids(self) -> list[str]:
         in_map = self.observer.map.nodes if self.observer.map is not None else {}
         return list(dict.fromkeys([*self.supervisor.nodes, *in_map]))
+
+    def loop_lag_ms(self) -> float | None:
+        known = [self.node(node_id)["loop_lag_ms"] for node_id in self.node_ids()]
+        return max((lag for lag in known if lag is not None), default=None)
 
     def detail(self, node_id: str) -> dict[str, Any]:
         current = self.observer.map
@@ -202,9 +208,9 @@ def _describe_errors(app: FastAPI) -> None:
     app.openapi = described  # type: ignore[method-assign]
 
 
-def create_app(settings: AdminSettings) -> FastAPI:
-    """The application. Its lifespan starts and watches the nodes."""
-    service = Service(settings)
+def create_app(settings: AdminSettings, nursery: Nursery | None = None) -> FastAPI:
+    """The application. Its lifespan starts and watches the nodes, in the nursery if there is one."""
+    service = Service(settings, nursery)
     app = FastAPI(
         title="ecstore admin",
         version=ecstore.__version__,
@@ -233,7 +239,7 @@ def _add_reads(app: FastAPI, service: Service) -> None:
     @app.get("/cluster", summary="Is my data safe right now?")
     async def cluster() -> models.Cluster:
         answer = cluster_of(await service.map(), service.settings.coordination)
-        return models.Cluster(**answer, scrub=scrub.totals(service))
+        return models.Cluster(**answer, scrub=scrub.totals(service), loop_lag_ms=service.loop_lag_ms())
 
     @app.get("/nodes", summary="All nodes")
     async def nodes() -> models.Nodes:

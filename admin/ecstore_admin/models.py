@@ -11,6 +11,7 @@ _NODE_EXAMPLE: JsonDict = {
     "id": "n1", "address": "127.0.0.1:7400", "state": "up", "down_reason": "", "incarnation": 1, "managed": True,
     "process": "running", "wanted": "up", "pid": 4711, "starts": 1, "started_at": 1767225600.0, "exit_code": None,
     "data_shards": 6, "parity_shards": 4, "rows": 51234, "rss_bytes": 187_000_000,
+    "loop_lag_ms": 3.0,
 }  # fmt: skip
 
 _RECOVERY_EXAMPLE: JsonDict = {
@@ -65,6 +66,7 @@ class Cluster(BaseModel):
     clean: bool = Field(description="every group is whole, on distinct nodes, and nothing moves")
     coordination: str = Field(description="address of the coordination service")
     scrub: ScrubTotals
+    loop_lag_ms: float | None = Field(description="the longest `loop_lag_ms` of a node that is up; null: not known yet")
 
 
 class Node(BaseModel):
@@ -88,6 +90,9 @@ class Node(BaseModel):
     parity_shards: int
     rows: int | None
     rss_bytes: int | None
+    loop_lag_ms: float | None = Field(
+        description="longest time in the last minute or two for which the node's event loop could do nothing else"
+    )
 
 
 class Nodes(BaseModel):

@@ -14,6 +14,7 @@ import uvicorn
 
 from ecstore.errors import ConfigError
 from ecstore.launcher.cluster import STOPPING_FILE
+from ecstore.launcher.nursery import Nursery
 from ecstore.launcher.processes import exit_with
 from ecstore.transport import run as run_loop
 from ecstore_admin.app import Service, create_app
@@ -28,14 +29,14 @@ class _Server(uvicorn.Server):
         yield
 
 
-def serve(settings: AdminSettings) -> None:
+def serve(settings: AdminSettings, nursery: Nursery | None = None) -> None:
     """Run the service until SIGTERM, SIGINT, or the end of the process it must not outlive.
 
     The nodes are ended, too, when the launcher says so or is gone; otherwise they go on, and the next admin service
     with this run directory finds them again. Raises ConfigError when the address is taken.
     """
     listening = _listen(settings.host, settings.port)
-    app = create_app(settings)
+    app = create_app(settings, nursery)
     service: Service = app.state.service
     orphaned = run_loop(_serve(settings, app, listening))
     if orphaned or (settings.run_dir / STOPPING_FILE).exists():

@@ -13,10 +13,13 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, Literal
 
+from ecstore.errors import UnavailableError
 from ecstore.launcher.cluster import NODES_FILE
 from ecstore.launcher.nodes import node_command
+from ecstore.launcher.nursery import Child, Nursery
 from ecstore.launcher.processes import ProcessId, end, identify, is_running, last_line, send_signal, spawn
 from ecstore_admin.settings import AdminSettings
 
@@ -49,7 +52,7 @@ class NodeProcess:
     starts: int = 0
     exit_code: int | None = None  #: of the last process that ended; None: running, or it was not our child
     exited_at: float | None = None
-    child: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    child: subprocess.Popen[bytes] | Child | None = field(default=None, repr=False)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
     restarts_in_a_row: int = 0
     restart_at: float | None = None
@@ -71,8 +74,10 @@ _STORED: Final = ("id", "address", "wanted", "pid", "started", "started_at", "st
 
 
 class Supervisor:
-    def __init__(self, settings: AdminSettings, report: Report) -> None:
+    def __init__(self, settings: AdminSettings, report: Report, nursery: Nursery | None = None) -> None:
+        """`nursery`: starts nodes faster than an interpreter for each; not needed."""
         self._settings = settings
+        self._nursery = nursery
         self._report = report
         self._file = settings.run_dir / NODES_FILE
         self.nodes: dict[str, NodeProcess] = {}
@@ -174,13 +179,22 @@ class Supervisor:
             cluster=settings.cluster,
             exit_with=settings.exit_with,
         )
-        node.child = spawn(command, settings.run_dir / f"{node.id}.log")
+        node.child = self._spawn(command, settings.run_dir / f"{node.id}.log")
         found = identify(node.child.pid)
         node.pid, node.started = node.child.pid, found.started if found is not None else ""
         node.started_at, node.exit_code, node.exited_at, node.restart_at = time.time(), None, None, None
         node.starts += 1
         self._save()
         self._report("started", node.id, f"node {node.id} was started as process {node.pid}")
+
+    def _spawn(self, command: list[str], log: Path) -> subprocess.Popen[bytes] | Child:
+        if self._nursery is not None:
+            try:
+                return self._nursery.spawn(command[command.index("ecstore") + 1 :], log)
+            except UnavailableError as error:
+                self._report("nursery_lost", "", f"{error}; from now on every node has an interpreter of its own")
+                self._nursery = None
+        return spawn(command, log)
 
     # -- watching ---------------------------------------------------------------------------------------
 

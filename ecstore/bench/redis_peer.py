@@ -31,8 +31,9 @@ def why_not() -> str | None:
 
 
 @contextmanager
-def redis_server() -> Iterator[Any]:
-    """A connected `redis.Redis` (replies as bytes, parsed by hiredis); the server ends with the block.
+def redis_server(databases: int = 1) -> Iterator[list[Any]]:
+    """A connected `redis.Redis` (replies as bytes, parsed by hiredis) for each database; the server ends with the
+    block.
 
     Raises ConfigError when Redis is not installed, UnavailableError when the server does not start.
     """
@@ -50,12 +51,13 @@ def redis_server() -> Iterator[Any]:
         command += ["--save", "", "--appendonly", "no", "--daemonize", "no"]
         with log.open("wb") as out:
             server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT)
-        client = redis.Redis(host="127.0.0.1", port=port)
+        clients = [redis.Redis(host="127.0.0.1", port=port, db=number) for number in range(databases)]
         try:
-            _wait_until_up(client, server, log)
-            yield client
+            _wait_until_up(clients[0], server, log)
+            yield clients
         finally:
-            client.close()
+            for client in clients:
+                client.close()
             server.terminate()
             try:
                 server.wait(START_TIMEOUT_S)

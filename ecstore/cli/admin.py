@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 from pathlib import Path
@@ -33,10 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from ecstore_admin.server import serve
-    from ecstore_admin.settings import AdminSettings
-
     from ecstore.errors import ConfigError
+    from ecstore.launcher.nursery import Nursery
     from ecstore.transport import parse_address
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -54,12 +53,21 @@ def run(options: argparse.Namespace) -> int:
         options.run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot use {options.run_dir} as run directory: {error.strerror}") from error
+    from ecstore_admin.settings import AdminSettings
+
     settings = AdminSettings(
         host=host, port=port, run_dir=options.run_dir.resolve(), coordination=options.coordination, nodes=nodes,
         cluster=options.cluster, node_settings=NodeSettings.of(options), token=_token(options.token_file),
         exit_with=options.exit_with, restart_crashed=not options.no_restart, remove_run_dir=options.remove_run_dir,
     )  # fmt: skip
-    serve(settings)
+    with contextlib.ExitStack() as stack:
+        nursery: Nursery | None = None
+        if hasattr(os, "fork"):
+            nursery = Nursery(settings.run_dir / "nursery.log")  # it loads what nodes need while we load what we need
+            stack.callback(nursery.close)
+        from ecstore_admin.server import serve
+
+        serve(settings, nursery)
     return 0
 
 

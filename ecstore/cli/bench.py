@@ -1,51 +1,26 @@
-"""`ecstore bench`: measure beside a peer, in one run."""
+"""`ecstore bench`: measure beside a peer, in one run. One module for each benchmark."""
 
 from __future__ import annotations
 
 import argparse
-import re
+from typing import Any, Final
 
-from ecstore.cli import bench_codec
-from ecstore.cli.output import Output, add_json_argument
+from ecstore.cli import bench_codec, bench_scale, bench_store
+
+#: Benchmark -> its module (`add_arguments(parser)`, `run(options)`), and what it does, in one line.
+BENCHMARKS: Final[dict[str, tuple[Any, str]]] = {
+    "codec": (bench_codec, "encode, decode and deltas beside ISA-L, zfec, galois and NumPy"),
+    "store": (bench_store, "pull and push beside Redis MGET and MSET and a plain copy of the same bytes"),
+    "scale": (bench_scale, "cost and memory of a row in tables of 10^5 to 10^7 rows"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     benchmarks = parser.add_subparsers(dest="benchmark", metavar="BENCHMARK", required=True)
-    store = benchmarks.add_parser(
-        "store",
-        help="pull and push beside Redis MGET and MSET of the same bytes",
-        description="Pull and push (row-wise Adagrad) beside MGET and MSET of the same bytes on a Redis server that is "
-        "started for it. Repetitions of both sides alternate; the table shows ratios first.",
-    )
-    store.add_argument("--rows", type=int, default=20_000, metavar="N", help="of one request (default %(default)s)")
-    store.add_argument("--row-bytes", type=int, default=256, metavar="B", help="of one row (default %(default)s)")
-    store.add_argument("--repetitions", type=int, default=15, metavar="N", help="default %(default)s")
-    store.add_argument(
-        "--codes", default="none", metavar="CODE,...", help="such as 'none,rs(4,2)' (default %(default)s)"
-    )
-    store.add_argument("--no-redis", action="store_true", help="without a peer")
-    store.add_argument("--loopback", action="store_true", help="beside plain copies over the loopback interface, too")
-    add_json_argument(store)
-    bench_codec.add_arguments(benchmarks.add_parser("codec", help="encode, decode and deltas beside ISA-L and others"))
+    for name, (module, summary) in BENCHMARKS.items():
+        module.add_arguments(benchmarks.add_parser(name, help=summary))
 
 
 def run(options: argparse.Namespace) -> int:
-    if options.benchmark == "codec":
-        return bench_codec.run(options)
-    from ecstore.bench.store import StoreOptions
-    from ecstore.bench.store import run as run_store
-
-    out = Output(options.json)
-    chosen = StoreOptions(
-        rows=options.rows,
-        row_bytes=options.row_bytes,
-        repetitions=options.repetitions,
-        codes=tuple(re.findall(r"[^,()]+(?:\([^)]*\))?", options.codes)),
-        redis=not options.no_redis,
-        loopback=options.loopback,
-    )
-    report = run_store(chosen, out.line)
-    for line in report.lines():
-        out.line(line)
-    out.report(report.to_json())
-    return 0
+    code: int = BENCHMARKS[options.benchmark][0].run(options)
+    return code

@@ -81,6 +81,7 @@ def _config(options: argparse.Namespace) -> NodeConfig:
 
 
 async def _serve(config: NodeConfig, exit_with_pid: int | None) -> None:
+    from ecstore import heap
     from ecstore.coordination import EmbeddedCoordination
     from ecstore.launcher.processes import exit_with
     from ecstore.node.service import Node
@@ -93,7 +94,7 @@ async def _serve(config: NodeConfig, exit_with_pid: int | None) -> None:
         sys.stdout.write(json.dumps({"listening": address, "node": config.name}) + "\n")
         sys.stdout.flush()
 
-    node = Node(config, coordination)
+    node = Node(config, coordination, on_idle=heap.give_back)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, node.stop)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from ecstore.client.pieces import pieces
 from ecstore.client.session import Session
 from ecstore.errors import (
     CapacityError,
@@ -41,12 +43,12 @@ RETRY_S = (0.01, 0.25)
 #: Gaps in a row, at the first item of a lane, after which the shard has forgotten this client.
 MAX_GAPS = 20
 
-#: Payload bytes of one message; bigger pushes travel in several.
-MAX_MESSAGE_BYTES = 32 << 20
-
 #: Items and payload bytes that are sent again at once: many lanes may try at the same moment, and in vain.
 MAX_RESEND_ITEMS = 64
 MAX_RESEND_BYTES = 4 << 20
+
+#: A message from this size on has a turn of the loop for itself.
+LARGE_BYTES = 128 << 10
 
 
 def new_client_id() -> bytes:
@@ -92,6 +94,10 @@ class Item:
     payload: NDArray[np.uint8]
     request_no: int = 0
     done: bool = False
+
+    def nbytes(self) -> int:
+        """Of the item in a message."""
+        return self.payload.nbytes + self.keys.nbytes
 
 
 class Lane:
@@ -144,6 +150,11 @@ class Pusher:
         self._lanes: dict[tuple[int, int], Lane] = {}
         self._client = new_client_id()
         self._closing = False
+        #: Messages of batches that travel in several: each goes out in a turn of the loop of its own, so that the node
+        #: is at work on the first while the next is made. Later batches queue behind them.
+        self._outbox: deque[tuple[str, Sequence[Item]]] = deque()
+        #: owner -> messages that wait for the connection to it: all later ones queue there, or they would overtake.
+        self._undialed: dict[str, list[Sequence[Item]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.retries = 0
 
@@ -174,9 +185,26 @@ class Pusher:
         def owner_of(item: Item) -> str:
             return groups[item.lane.gid].shards[item.lane.index].owner
 
-        for owner, items in itertools.groupby(sorted(ready, key=owner_of), key=owner_of):
-            for part in _parts(list(items)):
-                self._send(owner, part)
+        waiting = bool(self._outbox)
+        runs = [
+            [(owner, part) for part in pieces(list(items), Item.nbytes)]
+            for owner, items in itertools.groupby(sorted(ready, key=owner_of), key=owner_of)
+        ]
+        for turn in itertools.zip_longest(*runs):  # the first message to every node, then the second ones, ...
+            self._outbox += [message for message in turn if message is not None]
+        for item in ready:
+            item.lane.in_flight += 1
+        if not waiting:
+            self._send_next()
+
+    def _send_next(self) -> None:
+        """Send what is small, and the first that is large; the rest in later turns."""
+        while self._outbox and not self._closing:
+            owner, items = self._outbox.popleft()
+            self._send(owner, items)
+            if self._outbox and sum(map(Item.nbytes, items)) >= LARGE_BYTES:
+                self._loop.call_soon(self._send_next)
+                return
 
     def _expire(self, batch: Batch) -> None:
         """The deadline of the batch has passed: its unacknowledged items are given up."""
@@ -206,27 +234,32 @@ class Pusher:
     # -- sending --------------------------------------------------------------------------------------
 
     def _send(self, owner: str, items: Sequence[Item]) -> None:
-        """Send items of one kind of batch to one node. Each counts as in flight until `_settle`."""
-        for item in items:
-            item.lane.in_flight += 1
+        """Send items of one kind of batch to one node. Each counts as in flight, until `_settle`."""
+        if owner in self._undialed:
+            self._undialed[owner].append(items)
+            return
         connection = self._session.open_connection(owner)
         if connection is None:
-            task = self._loop.create_task(self._send_after_dial(owner, items), name="ecstore push")
+            self._undialed[owner] = [items]
+            task = self._loop.create_task(self._send_after_dial(owner), name="ecstore push")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             return
         self._write(connection, items)
 
-    async def _send_after_dial(self, owner: str, items: Sequence[Item]) -> None:
+    async def _send_after_dial(self, owner: str) -> None:
         try:
             connection = await self._session.connection(owner)
         except EcstoreError as error:
-            self._failed(items, error)
+            for items in self._undialed.pop(owner):
+                self._failed(items, error)
             return
         except BaseException:
-            self._failed(items, UnavailableError("the client closes"))
+            for items in self._undialed.pop(owner):
+                self._failed(items, UnavailableError("the client closes"))
             raise
-        self._write(connection, items)
+        for items in self._undialed.pop(owner):
+            self._write(connection, items)
 
     def _write(self, connection: Connection, items: Sequence[Item]) -> None:
         batch = items[0].batch
@@ -335,11 +368,12 @@ class Pusher:
                 break
             waiting.append(item)
         for _kind, run in itertools.groupby(waiting, key=lambda item: (item.batch.op, item.batch.ack)):
-            for part in _parts(list(run)):
+            for part in pieces(list(run), Item.nbytes):
                 part = [item for item in part if not item.done]
                 if not part:
                     continue
                 owner = self._session.map.groups[lane.gid].shards[lane.index].owner
+                lane.in_flight += len(part)
                 self._send(owner, part)
                 await self._settled(lane)
                 if any(item.request_no in lane.unacked for item in part):
@@ -361,20 +395,6 @@ class Pusher:
                 )
             )
         lane.start_over()
-
-
-def _parts(items: list[Item]) -> Iterable[list[Item]]:
-    """Cut a run of items into messages within MAX_MESSAGE_BYTES."""
-    part: list[Item] = []
-    size = 0
-    for item in items:
-        if part and size + item.payload.nbytes + item.keys.nbytes > MAX_MESSAGE_BYTES:
-            yield part
-            part, size = [], 0
-        part.append(item)
-        size += item.payload.nbytes + item.keys.nbytes
-    if part:
-        yield part
 
 
 def _by_client(items: Sequence[Item]) -> Iterable[Sequence[Item]]:

@@ -17,7 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from ecstore import buffers, optim
 from ecstore.client.directory import Directory
-from ecstore.client.lanes import MAX_MESSAGE_BYTES, Batch, Item, Pusher
+from ecstore.client.lanes import Batch, Item, Pusher
+from ecstore.client.pieces import MAX_MESSAGE_BYTES, pieces, section_rows
 from ecstore.client.scrub import Scrub, ScrubOptions, ScrubReport
 from ecstore.client.session import Session
 from ecstore.cluster.map import ClusterMap, Group, parse_code
@@ -266,7 +267,7 @@ class Store:
         asked = [
             self._pull_from(owner, chunk, timeout)
             for owner, run in itertools.groupby(sorted(parts, key=owner_of), key=owner_of)
-            for chunk in _chunks(list(run))
+            for chunk in pieces(list(run), _nbytes)
         ]
         outcomes = await asyncio.gather(*asked)
         left = [part for again, _error in outcomes for part in again]
@@ -540,26 +541,17 @@ def _rows(values: ArrayLike, spec: TableSpec) -> F32:
 
 
 def _runs(directory: Directory, offsets: NDArray[np.int64], width: int) -> Iterator[tuple[Group, int, int, int]]:
-    """(group, index, start, stop) of every run that is not empty, cut so that no piece exceeds a message."""
-    step = max(1, MAX_MESSAGE_BYTES // (2 * max(1, width + 8)))
+    """(group, index, start, stop) of every run that is not empty, cut into sections."""
     bounds = offsets.tolist()
     for (group, index), start, stop in zip(directory.runs, bounds, bounds[1:], strict=False):
+        step = section_rows(stop - start, width + 8)
         for at in range(start, stop, step):
             yield group, index, at, min(at + step, stop)
 
 
-def _chunks(parts: list[_Part]) -> list[list[_Part]]:
-    """Cut the parts for one owner so that no request or reply exceeds a message."""
-    chunks: list[list[_Part]] = [[]]
-    size = 0
-    for part in parts:
-        part_bytes = part.keys.nbytes + part.keys.size * part.out.shape[1] * 4
-        if chunks[-1] and size + part_bytes > MAX_MESSAGE_BYTES:
-            chunks.append([])
-            size = 0
-        chunks[-1].append(part)
-        size += part_bytes
-    return chunks
+def _nbytes(part: _Part) -> int:
+    """Of the request for a part and its reply."""
+    return int(part.keys.nbytes + part.keys.size * part.out.shape[1] * 4)
 
 
 def _merged(errors: Sequence[EcstoreError]) -> EcstoreError:

@@ -26,6 +26,8 @@ class NodeConfig:
     lease_s: float = 1.0
     #: Decoded bytes a second in the background sweep of this node; rows asked for are decoded without a limit.
     decode_bytes_per_s: float = 64.0 * limits.MIB
+    #: Between two looks at how late the event loop is.
+    lag_interval_s: float = 0.01
     #: Do what `fault.*` messages of clients order (docs/OPERATIONS.md, "Faults on order"). For tests.
     allow_faults: bool = False
 
@@ -40,5 +42,7 @@ class NodeConfig:
             raise ConfigError("heartbeat_s must be positive and at most half of suspect_after_s")
         if not 0 < self.lease_s <= self.suspect_after_s:
             raise ConfigError("lease_s must be positive and not above suspect_after_s")
+        if self.lag_interval_s <= 0:
+            raise ConfigError("lag_interval_s must be positive")
         if self.decode_bytes_per_s <= 0:
             raise ConfigError("decode_bytes_per_s must be positive")

@@ -172,15 +172,18 @@ class DataShard:
     # -- changes --------------------------------------------------------------------------------------
 
     def push(self, table_id: int, keys: U64, grads: F32, client: bytes, request_no: int) -> DeltaFrame:
-        """Apply the optimizer to `keys` (uint64 (n,)) with `grads` (float32 (n, dim)); the frame is in the log.
+        """Apply the optimizer to `keys` (uint64 (n,)) with `grads` (float32 (n, dim)); the frame is in the log, or,
+        while the shard has no sink, nowhere and without its delta.
 
         The caller has judged the request NEW and decoded every lost row among the keys.
         """
-        return self._commit(table_id, self.table(table_id).push(keys, grads), client, request_no)
+        change = self.table(table_id).push(keys, grads, with_delta=bool(self.sinks))
+        return self._commit(table_id, change, client, request_no)
 
     def put(self, table_id: int, keys: U64, rows: U8, client: bytes, request_no: int) -> DeltaFrame:
         """Set whole rows (uint8 (n, row_bytes)): load."""
-        return self._commit(table_id, self.table(table_id).put(keys, rows), client, request_no)
+        change = self.table(table_id).put(keys, rows, with_delta=bool(self.sinks))
+        return self._commit(table_id, change, client, request_no)
 
     def delete(self, table_id: int, keys: U64, client: bytes, request_no: int) -> DeltaFrame:
         """Remove keys; their slots go back to zeros. Absent keys are ignored."""
@@ -224,7 +227,11 @@ class DataShard:
     @property
     def acked(self) -> int:
         """Highest seq that every sink has applied."""
-        return min((cursor.acked for cursor in self.sinks.values()), default=self.seq)
+        acked = self.seq
+        for cursor in self.sinks.values():
+            if cursor.acked < acked:
+                acked = cursor.acked
+        return acked
 
     def when_acked(self, callback: Acknowledged) -> None:
         """Call back with None once all that has been applied so far is acknowledged, or with the error that ends it."""

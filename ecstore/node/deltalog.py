@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,11 +39,11 @@ class DeltaFrame:
     freed_slots: U32
     client: bytes
     request_no: int
+    #: Memory the frame holds, for bounds.
+    nbytes: int = field(init=False)
 
-    @property
-    def nbytes(self) -> int:
-        """Memory the frame holds, for bounds."""
-        return self.delta.nbytes + self.slots.nbytes + self.new_slots.nbytes * 3 + _FRAME_OVERHEAD_BYTES
+    def __post_init__(self) -> None:
+        self.nbytes = self.delta.nbytes + self.slots.nbytes + self.new_slots.nbytes * 3 + _FRAME_OVERHEAD_BYTES
 
 
 class FrameLog:

@@ -2,7 +2,8 @@
 
 All take the slab as `rows` f32[max_rows, row_floats] and, where bits matter, the same memory as `words`
 u32[max_rows, row_floats]. `slots` i64[n] are valid slots (the gather: -1 = absent). A slot may repeat:
-entries are done one after the other. `delta` u32[n, row_floats] is written whole: old bits XOR new bits.
+entries are done one after the other. `delta` u32[n, row_floats] is written whole: old bits XOR new bits. Where
+nobody wants it, `delta` has one row, which every entry writes again: it stays in the first-level cache.
 
 The updates give the bits of `ecstore.optim.reference_update`; the order of every operation is copied from
 there. Each does three passes over one row while it is in the first-level cache: old bits to the delta
@@ -14,16 +15,15 @@ rows ahead are prefetched.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from numba.core import cgutils, types
-from numba.extending import intrinsic
 
+from ecstore.intrinsics import copy as _copy
+from ecstore.intrinsics import sum_of_squares as _sum_of_squares
 from ecstore.jit import kernel
-from ecstore.prefetch import prefetch_write
+from ecstore.prefetch import prefetch_read, prefetch_write
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 WordArray: TypeAlias = npt.NDArray[np.uint32]
@@ -39,30 +39,11 @@ _UNIT = np.float32(2.0**-24)
 _LOW24 = np.uint64(0xFFFFFF)
 #: How many rows ahead to prefetch: enough to hide a memory access behind the arithmetic of the rows between.
 _AHEAD = 4
+#: The same for a gather, which does nothing but copy.
+_AHEAD_GATHER = 16
 #: Longest part of a row to prefetch, in words: the processor's own prefetcher takes over on longer runs.
 _AHEAD_WORDS = 512
 _LINE_WORDS = 16
-
-_build: Any = cgutils  # numba's own helpers carry no types
-
-
-def _data_pointer(context: Any, builder: Any, array_type: Any, array: Any, offset: Any) -> Any:
-    return builder.gep(context.make_array(array_type)(context, builder, array).data, [offset])
-
-
-def _copy_code(typing_context: Any, to: Any, to_offset: Any, source: Any, source_offset: Any, count: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        target = _data_pointer(context, builder, signature.args[0], arguments[0], arguments[1])
-        origin = _data_pointer(context, builder, signature.args[2], arguments[2], arguments[3])
-        _build.raw_memcpy(builder, target, origin, arguments[4], signature.args[0].dtype.bitwidth // 8)
-        return context.get_dummy_value()
-
-    return types.void(to, types.int64, source, types.int64, types.int64), generate
-
-
-#: _copy(to, to_offset, source, source_offset, count): memcpy of elements; a loop would do a row's odd tail
-#: singly.
-_copy = cast("Callable[[Any, Any, Any, Any, Any], None]", intrinsic(_copy_code))
 
 
 @kernel
@@ -109,6 +90,11 @@ def gather(rows: FloatArray, slots: SlotArray, keys: KeyArray, initial: Initial,
     dim, width = out.shape[1], rows.shape[1]
     for i in range(len(slots)):
         slot = slots[i]
+        if i + _AHEAD_GATHER < len(slots):
+            # Both ends: the processor's own prefetcher fetches what lies between. Of an absent key any row will do.
+            start = max(slots[i + _AHEAD_GATHER], 0) * width
+            prefetch_read(rows, start)
+            prefetch_read(rows, start + dim - 1)
         if slot < 0:
             _initial_row(out, i, dim, keys[i], initial)
         else:
@@ -124,17 +110,17 @@ def _begin(words: WordArray, slot: Int, delta: WordArray, i: Int) -> None:
 
 @kernel
 def _finish(words: WordArray, slot: Int, delta: WordArray, i: Int) -> None:
-    """The one NaN for every NaN (rare: looked for first, in a loop that only reads); delta[i] ^= new bits."""
+    """delta[i] ^= new bits, and the one NaN for every NaN: rare, so it is only looked for on the way."""
     row, changes = words[slot], delta[i]
     found = np.uint32(0)
     for c in range(len(row)):
         found |= np.uint32((row[c] & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000))
+        changes[c] ^= row[c]
     if found != 0:
         for c in range(len(row)):
             if (row[c] & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000):
+                changes[c] ^= row[c] ^ np.uint32(0x7FC00000)
                 row[c] = np.uint32(0x7FC00000)
-    for c in range(len(row)):
-        changes[c] ^= row[c]
 
 
 @kernel
@@ -152,16 +138,18 @@ def push_sgd(
     """`SGD`; settings = (lr)."""
     dim = grads.shape[1]
     lr = settings[0]
+    kept = len(delta) == len(slots)
     for i in range(len(slots)):
         slot = slots[i]
         _prefetch_row(words, slots, i + _AHEAD)
-        _begin(words, slot, delta, i)
+        at = i if kept else 0
+        _begin(words, slot, delta, at)
         if fresh[i] != 0:
             _initial_row(rows, slot, dim, keys[i], initial)
         weights, gradient = rows[slot, :dim], grads[i]
         for c in range(dim):
             weights[c] -= lr * gradient[c]
-        _finish(words, slot, delta, i)
+        _finish(words, slot, delta, at)
 
 
 @kernel
@@ -179,10 +167,12 @@ def push_adagrad(
     """`Adagrad`; settings = (lr, eps, initial accumulator)."""
     dim = grads.shape[1]
     lr, eps, accumulator = settings[0], settings[1], settings[2]
+    kept = len(delta) == len(slots)
     for i in range(len(slots)):
         slot = slots[i]
         _prefetch_row(words, slots, i + _AHEAD)
-        _begin(words, slot, delta, i)
+        at = i if kept else 0
+        _begin(words, slot, delta, at)
         if fresh[i] != 0:
             _initial_row(rows, slot, dim, keys[i], initial)
             for c in range(dim, 2 * dim):
@@ -193,37 +183,7 @@ def push_adagrad(
             total = squares[c] + g * g
             squares[c] = total
             weights[c] -= (lr * g) / (math.sqrt(total) + eps)
-        _finish(words, slot, delta, i)
-
-
-@kernel
-def _sum_of_squares(g: FloatArray) -> np.float32:
-    """Eight lanes, then a fixed tree: the order stated in `ecstore.optim.RowWiseAdagrad`.
-
-    Unsigned positions: a signed one is tested for "counted from the end" at each access.
-    """
-    zero = np.float32(0.0)
-    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = zero
-    c = np.uint64(0)
-    for _ in range(len(g) // 8):
-        s0 += g[c] * g[c]
-        s1 += g[c + np.uint64(1)] * g[c + np.uint64(1)]
-        s2 += g[c + np.uint64(2)] * g[c + np.uint64(2)]
-        s3 += g[c + np.uint64(3)] * g[c + np.uint64(3)]
-        s4 += g[c + np.uint64(4)] * g[c + np.uint64(4)]
-        s5 += g[c + np.uint64(5)] * g[c + np.uint64(5)]
-        s6 += g[c + np.uint64(6)] * g[c + np.uint64(6)]
-        s7 += g[c + np.uint64(7)] * g[c + np.uint64(7)]
-        c += np.uint64(8)
-    rest = len(g) % 8
-    s0 += g[c] * g[c] if rest > 0 else zero
-    s1 += g[c + np.uint64(1)] * g[c + np.uint64(1)] if rest > 1 else zero
-    s2 += g[c + np.uint64(2)] * g[c + np.uint64(2)] if rest > 2 else zero
-    s3 += g[c + np.uint64(3)] * g[c + np.uint64(3)] if rest > 3 else zero
-    s4 += g[c + np.uint64(4)] * g[c + np.uint64(4)] if rest > 4 else zero
-    s5 += g[c + np.uint64(5)] * g[c + np.uint64(5)] if rest > 5 else zero
-    s6 += g[c + np.uint64(6)] * g[c + np.uint64(6)] if rest > 6 else zero
-    return ((s0 + s4) + (s2 + s6)) + ((s1 + s5) + (s3 + s7))
+        _finish(words, slot, delta, at)
 
 
 @kernel
@@ -241,20 +201,22 @@ def push_rowwise_adagrad(
     """`RowWiseAdagrad`; settings = (lr, eps, initial accumulator)."""
     dim = grads.shape[1]
     lr, eps, accumulator = settings[0], settings[1], settings[2]
+    kept = len(delta) == len(slots)
     for i in range(len(slots)):
         slot = slots[i]
         _prefetch_row(words, slots, i + _AHEAD)
-        _begin(words, slot, delta, i)
+        at = i if kept else 0
+        _begin(words, slot, delta, at)
         if fresh[i] != 0:
             _initial_row(rows, slot, dim, keys[i], initial)
             rows[slot, dim] = accumulator
         weights, gradient = rows[slot, :dim], grads[i]
-        squares = rows[slot, dim] + _sum_of_squares(gradient) / np.float32(dim)
+        squares = rows[slot, dim] + _sum_of_squares(grads, i * dim, dim) / np.float32(dim)
         rows[slot, dim] = squares
         step = lr / (math.sqrt(squares) + eps)
         for c in range(dim):
             weights[c] -= step * gradient[c]
-        _finish(words, slot, delta, i)
+        _finish(words, slot, delta, at)
 
 
 @kernel
@@ -273,10 +235,12 @@ def push_adam(
     dim = grads.shape[1]
     one = np.float32(1.0)
     lr, beta1, beta2, eps = settings[0], settings[1], settings[2], settings[3]
+    kept = len(delta) == len(slots)
     for i in range(len(slots)):
         slot = slots[i]
         _prefetch_row(words, slots, i + _AHEAD)
-        _begin(words, slot, delta, i)
+        at = i if kept else 0
+        _begin(words, slot, delta, at)
         if fresh[i] != 0:
             _initial_row(rows, slot, dim, keys[i], initial)
             rows[slot, 3 * dim] = one
@@ -294,7 +258,7 @@ def push_adam(
             first[c] = m
             second[c] = v
             weights[c] -= (lr * (m / (one - power1))) / (math.sqrt(v / (one - power2)) + eps)
-        _finish(words, slot, delta, i)
+        _finish(words, slot, delta, at)
 
 
 @kernel
@@ -303,8 +267,9 @@ def put_rows(words: WordArray, slots: SlotArray, new: WordArray, delta: WordArra
     put.
     """
     width = words.shape[1]
+    kept = len(delta) == len(slots)
     for i in range(len(slots)):
-        row, fresh, changes = words[slots[i]], new[i], delta[i]
+        row, fresh, changes = words[slots[i]], new[i], delta[i if kept else 0]
         for c in range(width):
             changes[c] = row[c] ^ fresh[c]
         _copy(words, slots[i] * width, new, i * width, width)

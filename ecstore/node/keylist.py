@@ -11,13 +11,18 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ecstore import limits
 from ecstore.errors import FrameError
+from ecstore.node.slab import reserve
 
 KeyArray: TypeAlias = npt.NDArray[np.uint64]
 FlagArray: TypeAlias = npt.NDArray[np.uint8]
 SlotArray: TypeAlias = npt.NDArray[np.uint32]
 
 _FIRST_SIZE = 1024
+#: A list that has grown to this size moves, once, into address space for the largest shard, and is never copied again:
+#: a copy of a long list would hold the node up. Below, many small tables don't take a mapping each.
+_RESERVE_FROM = 1 << 16
 #: Slots are u32 and the index stores slot + 1 in 32 bits.
 MAX_SLOTS = 2**32 - 2
 
@@ -25,9 +30,9 @@ MAX_SLOTS = 2**32 - 2
 class KeyList:
     """slot -> key (u64) and slot -> allocated (u8, 0 or 1), 9 bytes a slot.
 
-    Storage grows by half and is copied then (about 10 ms for 10 million slots); the unused tail is untouched
-    memory, which the system does not charge. Views from `keys` and `allocated` are right until the next
-    change.
+    Storage grows by an eighth (what is not used yet counts as memory, too) and is copied then; beyond 65,536 slots it
+    is reserved address space, of which the system charges what was once written. Views from `keys` and `allocated` are
+    right until the next change.
     """
 
     def __init__(self) -> None:
@@ -79,13 +84,19 @@ class KeyList:
         """Replace the whole list by copies of these. FrameError, nothing changed, when lengths differ."""
         if len(keys) != len(allocated):
             raise FrameError(f"a key list came with {len(keys)} keys and {len(allocated)} flags; ask for it again")
-        self.used = 0
-        self._keys = np.zeros(max(len(keys), _FIRST_SIZE), np.uint64)
-        self._allocated = np.zeros(len(self._keys), np.uint8)
-        self.used = len(keys)
-        self._keys[: self.used] = keys
-        self._allocated[: self.used] = allocated != 0
-        self.live = int(np.count_nonzero(self._allocated))
+        self.used = self.live = 0
+        self._keys, self._allocated = np.zeros(_FIRST_SIZE, np.uint64), np.zeros(_FIRST_SIZE, np.uint8)
+        self._grow(len(keys))
+        self.extend(keys, allocated)
+
+    def extend(self, keys: KeyArray, allocated: FlagArray) -> None:
+        """Copies of these become the slots after the last one: a list is loaded in parts. Lengths are equal."""
+        start, stop = self.used, self.used + len(keys)
+        self._grow(stop)
+        self._keys[start:stop] = keys
+        self._allocated[start:stop] = allocated != 0
+        self.used = stop
+        self.live += int(np.count_nonzero(self._allocated[start:stop]))
 
     def block(self, start: int, count: int) -> tuple[KeyArray, FlagArray]:
         """Copies of keys u64[count] and flags u8[count] of slots from `start` on; zeros beyond `used`."""
@@ -102,9 +113,14 @@ class KeyList:
     def _grow(self, slots: int) -> None:
         if slots <= len(self._keys):
             return
-        size = max(slots, len(self._keys) + len(self._keys) // 2)
-        # np.zeros of this size comes straight from the system, page by page as it is written.
-        keys, allocated = np.zeros(size, np.uint64), np.zeros(size, np.uint8)
+        size = max(slots, len(self._keys) + len(self._keys) // 8)
+        keys: KeyArray
+        allocated: FlagArray
+        if size < _RESERVE_FROM:
+            keys, allocated = np.zeros(size, np.uint64), np.zeros(size, np.uint8)
+        else:
+            size = max(size, limits.MAX_ROWS_PER_SHARD)
+            keys, allocated = reserve(size, np.uint64), reserve(size, np.uint8)
         keys[: self.used] = self._keys[: self.used]
         allocated[: self.used] = self._allocated[: self.used]
         self._keys, self._allocated = keys, allocated

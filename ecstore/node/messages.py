@@ -117,6 +117,7 @@ def pack_tables(tables: Sequence[TableSnapshot]) -> tuple[list[list[int]], Bins]
 
 
 def unpack_tables(heads: Any, message: Frame, first_bin: int = 0) -> list[TableSnapshot]:
+    """Arrays are views of the received body."""
     try:
         sizes = [(int(head[0]), int(head[1]), int(head[2])) for head in heads]
     except (TypeError, ValueError, IndexError, KeyError, OverflowError) as error:
@@ -130,7 +131,7 @@ def unpack_tables(heads: Any, message: Frame, first_bin: int = 0) -> list[TableS
     flags = message.bin(first_bin + 1, np.uint8, (total,))
     tables, at = [], 0
     for table_id, row_bytes, used in sizes:
-        tables.append(TableSnapshot(table_id, row_bytes, keys[at : at + used].copy(), flags[at : at + used].copy()))
+        tables.append(TableSnapshot(table_id, row_bytes, keys[at : at + used], flags[at : at + used]))
         at += used
     return tables
 

@@ -159,7 +159,7 @@ class PeerApi:
                 sink.shard.drop_table(table.table_id)
         sink.shard.load_snapshot(src, seq, tables, requests)
         if sink.recovery is not None:
-            sink.recovery.rows_total += sum(int(table.allocated.sum()) for table in tables)
+            sink.recovery.rows_total += sum(int(np.count_nonzero(table.allocated)) for table in tables)
         sink.changed.set()
 
     def _block(self, connection: Connection, frame: Frame) -> None:
@@ -217,7 +217,7 @@ class PeerApi:
         shard.remove_sink(key)
         cursor = shard.add_sink(key, shard.seq, integer(frame.meta, "subscription"))
         snapshots = [
-            TableSnapshot(table_id, store.row_bytes, store.keylist.keys.copy(), store.keylist.allocated.copy())
+            TableSnapshot(table_id, store.row_bytes, store.keylist.keys, store.keylist.allocated)
             for table_id, store in shard.tables.items()
         ]
         heads, bins = pack_tables(snapshots)

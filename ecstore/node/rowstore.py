@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from ecstore import buffers
+from ecstore import buffers, limits
 from ecstore.errors import CapacityError, FrameError, ShapeError
 from ecstore.hashing import weight_seed
 from ecstore.node import kernels
@@ -37,7 +37,7 @@ class RowDelta:
     """
 
     slots: StoredSlots  #: u32[n]
-    delta: ByteArray  #: u8[n, row_bytes]
+    delta: ByteArray  #: u8[n, row_bytes]; without a delta both are empty
     new_slots: StoredSlots  #: u32[a], each also in `slots`
     new_keys: KeyArray  #: u64[a]
     freed_slots: StoredSlots  #: u32[f], each also in `slots`, none in `new_slots`
@@ -87,7 +87,10 @@ class RowStore:
         self.keylist = KeyList()
         self._index = KeyIndex(self.keylist, self.max_rows)
         self._free = FreeSlots()
-        self._slab = Slab(self.row_bytes, self.max_rows)
+        self._use(Slab(self.row_bytes, self.max_rows))
+
+    def _use(self, slab: Slab) -> None:
+        self._slab = slab
         self._rows: FloatArray = self._slab.rows.view(np.float32)
         self._words: npt.NDArray[np.uint32] = self._slab.rows.view(np.uint32)
 
@@ -118,17 +121,17 @@ class RowStore:
         keys = as_plain(keys, np.uint64)
         kernels.gather(self._rows, self._index.find(keys), keys, self._initial, out)
 
-    def push(self, keys: KeyArray, grads: FloatArray) -> RowDelta:
+    def push(self, keys: KeyArray, grads: FloatArray, *, with_delta: bool = True) -> RowDelta:
         """Apply the optimizer to each key's row with grads f32[n, dim]; absent keys get a row first.
 
-        A key that repeats is updated once for each occurrence, in order. CapacityError when the new rows do
-        not fit.
+        A key that repeats is updated once for each occurrence, in order. `with_delta` False: nobody follows this
+        shard, and the delta's bytes need not be written to memory. CapacityError when the new rows do not fit.
         """
         if grads.shape != (len(keys), self.dim):
             raise ShapeError(f"gradients must have shape ({len(keys)}, {self.dim}), not {grads.shape}")
         keys, grads = as_plain(keys, np.uint64), as_plain(grads, np.float32)
         slots, fresh, new_slots, new_keys = self._find_or_allocate(keys)
-        delta = buffers.empty((len(keys), self.row_bytes), np.uint8)
+        delta = self._delta_for(len(keys), with_delta)
         self._update(
             self._rows,
             self._words,
@@ -140,17 +143,17 @@ class RowStore:
             self._initial,
             self._settings,
         )
-        return RowDelta(slots.astype(np.uint32), delta, new_slots, new_keys, _no_slots())
+        return self._changed(slots, delta, new_slots, new_keys, with_delta)
 
-    def put(self, keys: KeyArray, rows: ByteArray) -> RowDelta:
+    def put(self, keys: KeyArray, rows: ByteArray, *, with_delta: bool = True) -> RowDelta:
         """Store raw rows u8[n, row_bytes]; absent keys get a row. The last of a repeated key stays."""
         if rows.shape != (len(keys), self.row_bytes):
             raise ShapeError(f"rows must have shape ({len(keys)}, {self.row_bytes}), not {rows.shape}")
         keys, rows = as_plain(keys, np.uint64), as_plain(rows, np.uint8)
         slots, _, new_slots, new_keys = self._find_or_allocate(keys)
-        delta = np.empty((len(keys), self.row_bytes), np.uint8)
+        delta = self._delta_for(len(keys), with_delta)
         kernels.put_rows(self._words, slots, _words_of(rows), delta.view(np.uint32))
-        return RowDelta(slots.astype(np.uint32), delta, new_slots, new_keys, _no_slots())
+        return self._changed(slots, delta, new_slots, new_keys, with_delta)
 
     def delete(self, keys: KeyArray) -> RowDelta:
         """Remove keys and bring their slots back to zeros; absent keys are ignored."""
@@ -189,6 +192,11 @@ class RowStore:
 
         `keys` u64[n], `allocated` u8[n] as `KeyList.snapshot` gives them. Replaces whatever was here.
         """
+        for _ in self.adopting(keys, allocated):
+            pass
+
+    def adopting(self, keys: KeyArray, allocated: ByteArray) -> Iterator[None]:
+        """`adopt` in steps of `limits.ADOPT_SLOTS` slots: a long key list takes seconds. Not usable before the last."""
         if len(keys) > self.max_rows:
             raise CapacityError(
                 f"table {self.spec.name!r}: a key list of {len(keys)} slots exceeds the limit of "
@@ -197,10 +205,25 @@ class RowStore:
         if len(keys) != len(allocated):
             raise FrameError(f"a key list came with {len(keys)} keys and {len(allocated)} flags; ask for it again")
         self._reset()
-        self.keylist.load(keys, allocated)
-        self._free = FreeSlots.of(self.keylist)
-        live: SlotArray = np.flatnonzero(self.keylist.allocated)
-        self._index.insert(self.keylist.keys[live], live)
+        free: list[StoredSlots] = [_no_slots()]
+        for start in range(0, len(keys), limits.ADOPT_SLOTS):
+            if start:
+                yield
+            flags = allocated[start : start + limits.ADOPT_SLOTS]
+            self.keylist.extend(keys[start : start + limits.ADOPT_SLOTS], flags)
+            live: SlotArray = start + np.flatnonzero(flags)
+            self._index.insert(self.keylist.keys[live], live)
+            free.append((start + np.flatnonzero(flags == 0)).astype(np.uint32))
+        self._free = FreeSlots(self.keylist.used, np.concatenate(free))
+
+    def take_rows(self, slab: Slab) -> None:
+        """The rows of `slab` are those of this store, which has adopted their key list, from now on: nothing is copied.
+
+        Slots that hold no key must be zero. ShapeError when its rows are others.
+        """
+        if slab.rows.shape != self._slab.rows.shape:
+            raise ShapeError(f"a copy has rows {slab.rows.shape}, not {self._slab.rows.shape}; build it again")
+        self._use(slab.share())
 
     def memory(self) -> dict[str, int]:
         """Bytes in use: rows, index, keys (key list)."""
@@ -215,6 +238,17 @@ class RowStore:
         self._rows, self._words = np.empty((0, 0), np.float32), np.empty((0, 0), np.uint32)
         self._slab.close()
         self._index.close()
+
+    def _delta_for(self, count: int, wanted: bool) -> ByteArray:
+        """Where a kernel writes the delta of `count` rows: one row for all of them when nobody wants it."""
+        return buffers.empty((count if wanted else min(count, 1), self.row_bytes), np.uint8)
+
+    def _changed(
+        self, slots: SlotArray, delta: ByteArray, new_slots: StoredSlots, new_keys: KeyArray, with_delta: bool
+    ) -> RowDelta:
+        if not with_delta:
+            return RowDelta(_no_slots(), delta[:0], new_slots, new_keys, _no_slots())
+        return RowDelta(slots.astype(np.uint32), delta, new_slots, new_keys, _no_slots())
 
     def _find_or_allocate(self, keys: KeyArray) -> tuple[SlotArray, ByteArray, StoredSlots, KeyArray]:
         """(slots i64[n], fresh u8[n] = 1 where a key's new row is first met, new slots, new keys)."""

@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from ecstore import buffers, limits
 from ecstore.cluster.map import ClusterMap
 from ecstore.cluster.transitions import CreateTable, Drain, DropTable, NodeJoin
 from ecstore.coordination.base import Coordination
@@ -31,6 +32,7 @@ from ecstore.faults.control import Faults
 from ecstore.node.client_api import ClientApi
 from ecstore.node.config import NodeConfig
 from ecstore.node.fault_api import FaultApi
+from ecstore.node.lag import LoopLag
 from ecstore.node.ownership import Ownership
 from ecstore.node.peer_api import PeerApi
 from ecstore.node.peers import Peers
@@ -66,8 +68,12 @@ class _LifeOver(Exception):
 
 
 class Node:
-    def __init__(self, config: NodeConfig, coordination: CoordinationFactory) -> None:
+    def __init__(
+        self, config: NodeConfig, coordination: CoordinationFactory, on_idle: Callable[[], None] = lambda: None
+    ) -> None:
+        """`on_idle` is called, once, some seconds after traffic has ended."""
         self._config = config
+        self._on_idle = on_idle
         self._make_coordination = coordination
         self._stop = asyncio.Event()
         #: "host:port" once the node listens.
@@ -83,7 +89,7 @@ class Node:
     async def run(self, on_ready: Callable[[str], None] = lambda address: None) -> None:
         """Serve until `stop`. `on_ready` is called with the address once the node has joined."""
         while not self._stop.is_set():
-            life = _Life(self._config, self.address or self._config.listen, self.faults)
+            life = _Life(self._config, self.address or self._config.listen, self.faults, self._on_idle)
             coordination = await self._make_coordination(life.hello)
             stopping = asyncio.ensure_future(self._stop.wait())
             try:
@@ -105,8 +111,9 @@ class Node:
 class _Life:
     """One incarnation: its runtime, and the dispatch of everything that arrives."""
 
-    def __init__(self, config: NodeConfig, listen: str, faults: Faults | None) -> None:
+    def __init__(self, config: NodeConfig, listen: str, faults: Faults | None, on_idle: Callable[[], None]) -> None:
         self._config = config
+        self._on_idle = on_idle
         self._listen = listen
         self._faults = faults
         tap = faults.tap(None) if faults is not None else None
@@ -137,7 +144,10 @@ class _Life:
         self, coordination: Coordination, stopping: asyncio.Future[Any], joined: Callable[[str], None]
     ) -> None:
         """Return when the life is over: fenced by the map, or stopped."""
-        self._over = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._over = loop.create_future()
+        self._lag = LoopLag(loop, self._config.lag_interval_s)
+        self._lag.start()
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._runtime = Runtime(self._config, coordination, tasks)
@@ -150,6 +160,7 @@ class _Life:
                     await asyncio.wait([joining, stopping], return_when=asyncio.FIRST_COMPLETED)
                     if joining.done() and not joining.cancelled() and joining.exception() is None:
                         joined(self._server.address)
+                        self._runtime.spawn(self._tidy(), "tidy")
                         await asyncio.wait([self._over, stopping], return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     self._runtime.closing = True
@@ -157,6 +168,7 @@ class _Life:
         except* _LifeOver:
             pass
         finally:
+            self._lag.stop()
             self._ownership.release_all(FencedError(f"node {self._config.name} begins a new life; ask again"))
             await self._server.close()
 
@@ -207,6 +219,20 @@ class _Life:
         coordination.subscribe(self._new_map)
         await coordination.session(self._config.name, self._runtime.incarnation)
         self._runtime.event("joined", f"node {self._config.name} joined as incarnation {self._runtime.incarnation}")
+
+    async def _tidy(self) -> None:
+        """Give back what is kept for traffic that has ended: deltas in the logs of sinks, and buffers."""
+        quiet, moved = 0, -1
+        while True:
+            await asyncio.sleep(limits.MAX_RECENT_S / 2)
+            for sink in self._runtime.sinks.values():
+                sink.shard.tidy(self._runtime.loop.time())
+            buffers.trim()
+            counters = self._runtime.counters
+            before, moved = moved, counters.get("rows_pulled", 0) + counters.get("rows_pushed", 0)
+            quiet = quiet + 1 if moved == before else 0
+            if quiet == 2:  # by now the logs are empty
+                self._on_idle()
 
     # -- map ------------------------------------------------------------------------------------------
 
@@ -335,7 +361,7 @@ class _Life:
             "frames_sent": runtime.streams.frames_sent, "bytes_sent": runtime.streams.bytes_sent,
             "peers": runtime.peers.statistics(), "may_serve": runtime.peers.may_serve(),
             "coordination_available": runtime.coordination.available,
-            "scrub": self._scrub.scrubber.statistics(),
+            "scrub": self._scrub.scrubber.statistics(), "loop_lag": self._lag.statistics(),
             "recoveries": runtime.recoveries.to_wire(time.time()), "events": list(runtime.events)[-200:],
         }  # fmt: skip
 

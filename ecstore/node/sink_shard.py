@@ -187,13 +187,13 @@ class SinkShard:
         source.requests.record(frame.client, frame.request_no, frame.seq)
         source.log.append(frame, now)
         source.acked_by_all = max(source.acked_by_all, acked_by_all)
-        source.log.trim(
-            source.acked_by_all,
-            keep_bytes=limits.MAX_RECENT_BYTES,
-            keep_frames=limits.MAX_LOG_FRAMES,
-            keep_since=now - limits.MAX_RECENT_S,
-        )
+        _trim(source, now)
         return Applied.APPLIED
+
+    def tidy(self, now: float) -> None:
+        """Forget frames that all sinks have and that are too old for any cut, also where no later one comes."""
+        for source in self.sources.values():
+            _trim(source, now)
 
     def _check_slots(self, frame: DeltaFrame, keylist: KeyList) -> None:
         """Raise unless the key list can follow the frame. Before bytes are touched: a frame that is refused comes
@@ -282,14 +282,14 @@ class SinkShard:
         return digest(keys, allocated)
 
     def snapshot_keys(self, src: int) -> list[TableSnapshot]:
-        """Key lists of source `src`, for the node that takes it over. Copies."""
+        """Key lists of source `src`, for the node that takes it over: views, right until the next delta."""
         tables = []
         for table_id, keylist in self.sources[src].keys.items():
             if table_id in self.dropped or not keylist.used:
                 continue
             slab = self.slabs.get(table_id)
             row_bytes = slab.rows.shape[1] if slab is not None else 0
-            tables.append(TableSnapshot(table_id, row_bytes, keylist.keys.copy(), keylist.allocated.copy()))
+            tables.append(TableSnapshot(table_id, row_bytes, keylist.keys, keylist.allocated))
         return tables
 
     def drop_table(self, table_id: int) -> None:
@@ -317,6 +317,15 @@ class SinkShard:
             "keys": sum(9 * kl.used for s in self.sources.values() for kl in s.keys.values()),
             "log": sum(source.log.nbytes for source in self.sources.values()),
         }
+
+
+def _trim(source: Source, now: float) -> None:
+    source.log.trim(
+        source.acked_by_all,
+        keep_bytes=limits.MAX_RECENT_BYTES,
+        keep_frames=limits.MAX_LOG_FRAMES,
+        keep_since=now - limits.MAX_RECENT_S,
+    )
 
 
 def _within(slots: NDArray[np.uint32], start: int, count: int) -> I64:

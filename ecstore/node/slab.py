@@ -39,6 +39,12 @@ class Slab:
         self.max_rows = max_rows
         self.rows: ByteArray = reserve(max_rows * row_bytes, np.uint8).reshape(max_rows, row_bytes)
 
+    def share(self) -> Slab:
+        """Another owner of the same rows: each closes its own."""
+        other = Slab.__new__(Slab)
+        other.row_bytes, other.max_rows, other.rows = self.row_bytes, self.max_rows, self.rows
+        return other
+
     def close(self) -> None:
         """Give the memory up: at once, or when the last view that others hold is gone."""
         self.rows = np.empty((0, self.row_bytes), np.uint8)

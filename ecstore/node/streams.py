@@ -20,6 +20,9 @@ from ecstore.transport import Connection
 #: A sink that was not ready for a frame gets it again after this time.
 RESEND_DELAY_S = 0.02
 
+#: After a message of this size others get their turn.
+TURN_BYTES = 256 << 10
+
 _Life = tuple[str, int]  # node, incarnation
 
 
@@ -113,6 +116,8 @@ class DeltaStreams:
                     self._send(connection, message)
                     if connection.write_buffered > limits.STREAM_HIGH_WATER_BYTES:
                         await connection.drain()
+                    elif sum(item.frame.nbytes for item in message) >= TURN_BYTES:
+                        await asyncio.sleep(0)  # the other streams, and all who ask this node for something
             except EcstoreError as error:
                 # The connection ended, or must end now: `connected` starts over from what was acknowledged.
                 if not connection.closed:

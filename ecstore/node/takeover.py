@@ -151,7 +151,7 @@ async def _attempt(runtime: Runtime, owned: OwnedData, group: Group) -> DataShar
     await _roll_forward(runtime, group, index, sinks, mirror, seq)
     tables, requests = await _state(runtime, group, index, whole, mirror, seq)
     kept = await asyncio.gather(*(_resume(runtime, group, index, sink, seq) for sink in sinks))
-    shard = _build(runtime, owned, tables, requests, seq)
+    shard = await _build(runtime, owned, tables, requests, seq)
     for sink, ok in zip(sinks, kept, strict=True):
         if ok:
             shard.add_sink(sink.key, seq, sink.subscription)
@@ -310,9 +310,12 @@ async def _resume(runtime: Runtime, group: Group, index: int, sink: _Sink, seq: 
     return kept
 
 
-def _build(
+async def _build(
     runtime: Runtime, owned: OwnedData, tables: list[TableSnapshot], requests: RequestTable, seq: int
 ) -> DataShard:
+    """The shard as of `seq`. Others get their turn while long key lists are taken in: nothing that is read here
+    changes, and whether the owners have changed meanwhile is looked at after the attempt.
+    """
     gid, index = owned.key
     shard = DataShard(gid, index, seq=seq, requests=requests)
     for snapshot in tables:
@@ -324,15 +327,16 @@ def _build(
         store = shard.open_table(table.id, table.spec)
         if snapshot.row_bytes not in (0, store.row_bytes):
             raise FrameError(f"table {table.spec.name!r} has {snapshot.row_bytes} bytes a row at a parity shard")
-        store.adopt(snapshot.keys, snapshot.allocated)
+        for _ in store.adopting(snapshot.keys, snapshot.allocated):
+            await asyncio.sleep(0)
         if owned.mirror is None:
             lost = snapshot.allocated.astype(np.bool_)
             if lost.any():
                 shard.undecoded[table.id] = lost
-        else:
-            slots = np.flatnonzero(snapshot.allocated)
-            if slots.size:
-                store.write(slots, owned.mirror.slabs[table.id].rows[slots])
+        elif store.used:
+            store.take_rows(owned.mirror.slabs[table.id])
+    for table_id in [table_id for table_id in shard.tables if runtime.is_dropped(table_id)]:
+        shard.drop_table(table_id)  # meanwhile
     return shard
 
 

@@ -27,6 +27,11 @@ from ecstore.wire import Buffer, Chunk, Frame, encode
 #: The code of a bye that means no harm; others are codes of errors.
 CLOSED = "closed"
 
+#: Bytes that came and were written after which further frames wait for the next turn of the loop. What waits in the
+#: kernel may be many batches: handed out in one turn they would keep everybody else waiting, and a loop may send what
+#: was written only between turns.
+TURN_BYTES = 1 << 20
+
 _DISCARDED = memoryview(bytearray(SCRATCH_BYTES))  # bytes that come after the end; written, never read
 
 
@@ -61,6 +66,7 @@ class FrameStream(asyncio.BufferedProtocol):
         self._send_limit = MAX_HELLO_BYTES
         self._write_paused = False
         self._holds = 0
+        self._turn_began = 0  # bytes in and out by then
         self._budget: ReceptionBudget | None = None
         self._holds_room = False  # for the large frame being received
         self._timer: asyncio.TimerHandle | None = None  # for the hello, then for the linger
@@ -248,7 +254,7 @@ class FrameStream(asyncio.BufferedProtocol):
         self._socket_gone()
 
     def _hand_out(self) -> None:
-        """Hand out complete frames until the handler holds or more bytes are needed."""
+        """Hand out complete frames until the handler holds, more bytes are needed, or it is the loop's turn to send."""
         self._writer.batching = True
         try:
             while not self._holds and not self.closed:
@@ -260,11 +266,22 @@ class FrameStream(asyncio.BufferedProtocol):
                 self.frames_in += 1
                 self.last_frame_at = self.last_received_at
                 self._dispatch(frame)
+                if self.bytes_in + self._writer.bytes_out - self._turn_began >= TURN_BYTES:
+                    self._turn_began = self.bytes_in + self._writer.bytes_out
+                    self.hold()
+                    self._loop.call_soon(self._next_turn)
         except (ProtocolError, FrameDamagedError) as error:
             self.refuse(error)
         finally:
             self._writer.batching = False
             self._writer.flush()
+
+    def _next_turn(self) -> None:
+        """Others have had theirs, and what was written is on its way: go on."""
+        self._holds -= 1
+        if self._holds == 0 and self._transport is not None and not self.closed:
+            self._transport.resume_reading()
+            self._hand_out()
 
     def _dispatch(self, frame: Frame) -> None:
         if frame.kind == "bye":

@@ -16,7 +16,7 @@ from ecstore.bench.store import StoreOptions
 from ecstore.errors import CodeError, ConfigError
 
 FIELDS = {"case", "metric", "value", "unit", "peer", "peer_value", "ratio", "spread"}
-SMALL = ("--rows", "300", "--repetitions", "2")
+SMALL = ("--quick", "--rows", "300", "--repetitions", "2")
 
 
 def bench(*arguments):
@@ -40,14 +40,14 @@ def check_numbers(report):
 
 @pytest.mark.cluster
 @pytest.mark.skipif(redis_peer.why_not() is not None, reason=redis_peer.why_not() or "")
-def test_the_store_beside_redis_and_loopback():
-    report, shown = bench(*SMALL, "--row-bytes", "64", "--loopback")
+def test_the_store_beside_redis_and_loopback(tmp_path):
+    report, shown = bench(*SMALL, "--row-bytes", "64,256", "--codes", "none", "--plot", str(tmp_path))
     check_numbers(report)
     by_name = {(r["case"], r["metric"], r["peer"]): r for r in report["records"]}
-    assert len(by_name) == len(report["records"]) == 5
+    assert len(by_name) == len(report["records"]) == 10
     moved = by_name["pull/none/64B", "bytes_per_request", "redis"]
     assert moved["value"] == moved["peer_value"] == 300 * 64
-    for case in ("pull/none/64B", "push/none/64B"):
+    for case in ("pull/none/64B", "push/none/64B", "pull/none/256B", "push/none/256B"):
         for peer in ("redis", "loopback"):
             record = by_name[case, "rows_per_s", peer]
             assert record["unit"] == "rows/s"
@@ -56,11 +56,15 @@ def test_the_store_beside_redis_and_loopback():
     assert "ratio" in shown
     assert "push/none/64B" in shown
     assert report["machine"]["redis_server"]
+    for name in ("store_64B.png", "store_64B.svg", "store_256B.png", "store_256B.svg"):
+        assert (tmp_path / name).stat().st_size > 5_000
 
 
 @pytest.mark.cluster
 def test_without_redis_the_peer_is_null_and_codes_are_told_apart():
-    report, _shown = bench(*SMALL, "--no-redis", "--codes", "none,replicate(2)")
+    report, _shown = bench(
+        *SMALL, "--no-redis", "--no-loopback", "--row-bytes", "256", "--codes", "none,replicate(2)"
+    )  # fmt: skip
     check_numbers(report)
     assert all(r["peer"] is r["peer_value"] is r["ratio"] is None for r in report["records"])
     speeds = [r["case"] for r in report["records"] if r["metric"] == "rows_per_s"]
@@ -68,7 +72,14 @@ def test_without_redis_the_peer_is_null_and_codes_are_told_apart():
 
 
 @pytest.mark.parametrize(
-    "bad", [{"rows": 0}, {"row_bytes": 6}, {"row_bytes": 0}, {"repetitions": 0}, {"codes": ("rs(4)",)}]
+    "bad",
+    [
+        {"rows": 0},
+        {"row_bytes": (64, 6)},
+        {"row_bytes": (0,)},
+        {"repetitions": 0},
+        {"codes": ("rs(4)",)},
+    ],
 )
 def test_impossible_options_are_refused(bad):
     with pytest.raises(CodeError if "codes" in bad else ConfigError, match=r"\d"):

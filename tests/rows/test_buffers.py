@@ -43,7 +43,7 @@ def test_whoever_keeps_a_view_keeps_the_bytes(view_of):
     first[:] = 7
     kept = view_of(first)
     del first
-    for _ in range(3 * MAX_BUFFERS):
+    for _ in range(100):
         pool.empty(SIZE, np.uint8)[:] = 1
     assert (np.asarray(kept) == np.asarray([7], np.uint8).repeat(2).view(np.asarray(kept).dtype)[0]).all()
 
@@ -84,15 +84,33 @@ def test_small_and_huge_arrays_are_not_kept():
     pool = BufferPool()
     pool.empty(SMALLEST_BYTES - 1, np.uint8)
     pool.empty(MAX_POOL_BYTES, np.uint8)
-    assert not pool._buffers
+    assert pool.count == pool.nbytes == 0
 
 
 def test_a_pool_is_bounded():
     pool = BufferPool()
     live = [pool.empty(SIZE, np.uint8) for _ in range(3 * MAX_BUFFERS)]
-    assert len(pool._buffers) == MAX_BUFFERS
+    assert pool.count == min(MAX_BUFFERS, MAX_POOL_BYTES // SIZE)
     live += [pool.empty(MAX_POOL_BYTES // 3, np.uint8) for _ in range(5)]
-    assert sum(kept.size for kept in pool._buffers) <= MAX_POOL_BYTES
+    assert pool.count <= MAX_BUFFERS
+    assert pool.nbytes <= MAX_POOL_BYTES
+
+
+def test_what_nobody_asks_for_any_more_is_given_back():
+    pool = BufferPool()
+    kept = pool.empty(SIZE, np.uint8)
+    kept[:] = 5
+    pool.empty(SIZE, np.uint8)
+    pool.empty(4 * SIZE, np.uint8)
+    pool.trim()
+    assert pool.count == 3  # all were asked for since the last time
+    pool.empty(4 * SIZE, np.uint8)
+    pool.trim()
+    assert pool.count == 2  # one is free and in demand, one is neither
+    pool.trim()
+    assert pool.count == 1
+    pool.empty(SIZE, np.uint8)[:] = 6
+    assert (kept == 5).all()
 
 
 def test_each_thread_has_its_own_pool_and_arrays_may_go_elsewhere():

@@ -98,6 +98,7 @@ class SimCluster:
             name=name, listen=f"{name}:{listen}", coordination=COORDINATION, cluster="sim",
             heartbeat_s=self.settings.heartbeat_s, suspect_after_s=self.settings.suspect_after_s,
             lease_s=self.settings.suspect_after_s, decode_bytes_per_s=self.settings.decode_bytes_per_s,
+            lag_interval_s=1.0,
         )  # fmt: skip
         host = Host(name, process, process.spawn(self._run_node(process, config, coordination), "node"), listen)
         self.hosts[name] = host

@@ -95,8 +95,8 @@ def _() -> list[Patch]:
 def _() -> list[Patch]:
     original = takeover._build
 
-    def build(runtime: Any, owned: Any, tables: Any, requests: Any, seq: int) -> DataShard:
-        return original(runtime, owned, tables, RequestTable(), seq)
+    async def build(runtime: Any, owned: Any, tables: Any, requests: Any, seq: int) -> DataShard:
+        return await original(runtime, owned, tables, RequestTable(), seq)
 
     def judge(self: RequestTable, client: bytes, request_no: int, previous: int, seq: int) -> Verdict:
         known = self._last.get(client)
@@ -226,8 +226,8 @@ def _() -> list[Patch]:
 def _() -> list[Patch]:
     original = takeover._build
 
-    def build(runtime: Any, owned: Any, tables: Any, requests: Any, seq: int) -> DataShard:
-        shard = original(runtime, owned, tables, requests, seq)
+    async def build(runtime: Any, owned: Any, tables: Any, requests: Any, seq: int) -> DataShard:
+        shard = await original(runtime, owned, tables, requests, seq)
         shard.seq = 0
         shard.log = FrameLog(1)
         return shard

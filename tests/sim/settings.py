@@ -103,6 +103,7 @@ def _bounds(rng: random.Random) -> dict[str, int]:
         "MAX_DECODE_BYTES": rng.choice((256, limits.MAX_DECODE_BYTES)),
         "MAX_WAITING_BYTES": rng.choice((2_000, limits.MAX_WAITING_BYTES)),
     }
+    chosen["ADOPT_SLOTS"] = 4 if chosen["BLOCK_SLOTS"] == 8 else limits.ADOPT_SLOTS
     return chosen
 
 
