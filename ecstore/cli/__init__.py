@@ -25,7 +25,7 @@ COMMANDS: Final = {
     "node": "run one node in the foreground",
     "admin": "run the admin service (REST), which starts and supervises node processes",
     "chaos": "kill, pause and cut off nodes under load for minutes, then check every bit",
-    "bench": "measure beside a peer: store",
+    "bench": "measure beside a peer: store, training, recovery",
     "coordination": "run the coordination service",
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 
+from ecstore.cli import bench_training
 from ecstore.cli.output import Output, add_json_argument
 
 
@@ -25,9 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     store.add_argument("--no-redis", action="store_true", help="without a peer")
     store.add_argument("--loopback", action="store_true", help="beside plain copies over the loopback interface, too")
     add_json_argument(store)
+    bench_training.add_arguments(benchmarks.add_parser("training", help="what each code costs training"))
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.benchmark == "training":
+        return bench_training.run(options)
     from ecstore.bench.store import StoreOptions
     from ecstore.bench.store import run as run_store
 
