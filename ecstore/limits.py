@@ -50,6 +50,9 @@ MAX_DELTA_BYTES = 64 * MIB
 #: under a millisecond of work, so that neither the loop nor the deltas behind a block wait long.
 BLOCK_SLOTS = 1024
 
+#: Rows that a sweep may be told to decode at a time. Whatever the number, `MAX_DECODE_BYTES` bounds the bytes.
+MAX_DECODE_BLOCK = 1 << 16
+
 #: Rows of one decode: what each other shard of the group reads, and sends in one frame.
 MAX_DECODE_BYTES = 64 * MIB
 

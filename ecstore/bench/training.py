@@ -56,6 +56,7 @@ class TrainingOptions:
     rounds: int = 4  #: repetitions; twice as many at x1
     batches: int = 6  #: in each repetition of each mode
     intervals: tuple[float, ...] = (30.0, 60.0)  #: of checkpoints, seconds; none: no checkpoints
+    drives: tuple[Drive, ...] = DRIVES
     folder: Path | None = None  #: where checkpoints are written; None: a temporary folder
 
     def __post_init__(self) -> None:
@@ -146,13 +147,13 @@ class _Bench:
         config = train_config(code, number, self.model, max_batches=1)
         train(self.store, self.workload.clicks, config)  # makes both tables
         tables = (self.store.table(config.embedding_table), self.store.table(config.dense_table))
-        fill(self.store, tables[0], self.workload.keys)
+        fill(tables[0], self.workload.keys)
         held, resident = (after - former for after, former in zip(self._memory(), before, strict=True))
         return _Mode(code, config, tables, Figures(samples=config.batch_size, memory=held, resident=resident))
 
     def _round(self, modes: Sequence[_Mode], number: int) -> None:
         clicks = replace(self.workload, clicks=self.workload.clicks.starting_at(max(0, number) * self.options.batches))
-        for drive in DRIVES:
+        for drive in self.options.drives:
             for mode in _rotated(modes, number):
                 before = self._bytes_sent() if number < 0 and drive == "strict" else 0
                 segment = self._drive(mode, drive, clicks)

@@ -59,6 +59,8 @@ def records(size: str, figures: Mapping[str, Figures], intervals: Sequence[float
     for code, own in figures.items():
         case = f"{code}/{size}"
         for drive, metric in _METRICS.items():
+            if not own.segments[drive]:
+                continue
             found.append(
                 throughput_beside(
                     case, own.samples, "samples/s", metric, own.seconds(drive), "none", none.seconds(drive)

@@ -131,9 +131,7 @@ def train_config(code: str, number: int, model: ModelConfig, **more: Any) -> Tra
     )
 
 
-def fill(
-    store: ecstore.Store, table: ecstore.Table, keys: U64, tell: Callable[[int], None] = lambda done: None
-) -> None:
+def fill(table: ecstore.Table, keys: U64) -> None:
     """Give every key of `keys` a row, a block of random weights again and again: `weights_of` knows them."""
     for start in range(0, keys.size, LOAD_ROWS):
         part = keys[start : start + LOAD_ROWS]

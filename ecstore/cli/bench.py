@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 
-from ecstore.cli import bench_training
+from ecstore.cli import bench_recovery, bench_training
 from ecstore.cli.output import Output, add_json_argument
 
 
@@ -27,11 +27,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     store.add_argument("--loopback", action="store_true", help="beside plain copies over the loopback interface, too")
     add_json_argument(store)
     bench_training.add_arguments(benchmarks.add_parser("training", help="what each code costs training"))
+    bench_recovery.add_arguments(
+        benchmarks.add_parser("recovery", help="kill nodes while training, beside checkpoints")
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     if options.benchmark == "training":
         return bench_training.run(options)
+    if options.benchmark == "recovery":
+        return bench_recovery.run(options)
     from ecstore.bench.store import StoreOptions
     from ecstore.bench.store import run as run_store
 

@@ -14,7 +14,8 @@ from ecstore.cli.output import Output, add_json_argument
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Trains the bundled DLRM in every mode on the same six nodes, a few batches of each in turns, and compares "
-        "each with training without redundancy; a checkpoint of all rows is timed as well. Some ten minutes on two cores."
+        "each with training without redundancy; a checkpoint of all rows is timed as well. Some ten minutes on two "
+        "cores."
     )
     parser.add_argument("--quick", action="store_true", help="under a minute: three modes, one small table")
     parser.add_argument("--codes", metavar="CODE,...", help="such as 'none,rs(4,1)'; none must be among them")
