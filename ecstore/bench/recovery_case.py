@@ -144,9 +144,8 @@ def _train(seen: Seen, scale: Scale, workload: Workload, store: ecstore.Store) -
 
     killer = _Killer(seen, scale, store)
     seen.started_at = time.time()
-    with _in_thread(killer.run):
-        with suppress(_Enough):
-            train(store, workload.clicks, config, on_batch=on_batch)
+    with _in_thread(killer.run), suppress(_Enough):
+        train(store, workload.clicks, config, on_batch=on_batch)
     seen.ended_at = seen.finishes[-1]
     if killer.error is not None:
         raise killer.error
