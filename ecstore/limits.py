@@ -50,6 +50,10 @@ MAX_DELTA_BYTES = 64 * MIB
 #: under a millisecond of work, so that neither the loop nor the deltas behind a block wait long.
 BLOCK_SLOTS = 1024
 
+#: Rows that a sweep decodes at a time, in bytes, and at least BLOCK_SLOTS of them: a millisecond of work at each
+#: node, against some 0.3 ms that the messages of a decode take whatever their size.
+DECODE_BLOCK_BYTES = MIB
+
 #: Rows that a sweep may be told to decode at a time. Whatever the number, `MAX_DECODE_BYTES` bounds the bytes.
 MAX_DECODE_BLOCK = 1 << 16
 

@@ -7,7 +7,6 @@ import sys
 from dataclasses import dataclass
 
 from ecstore.errors import ConfigError
-from ecstore.limits import BLOCK_SLOTS
 
 MIB = 1 << 20
 
@@ -69,7 +68,7 @@ class NodeSettings:
             "--decode-block",
             type=int,
             metavar="ROWS",
-            help=f"rows that are decoded in the background at a time (default {BLOCK_SLOTS})",
+            help="rows that are decoded in the background at a time (default: as many as make 1 MiB)",
         )
         group.add_argument(
             "--decode-only",

@@ -28,7 +28,8 @@ class NodeConfig:
     #: Decoded bytes a second in the background sweep of this node; rows asked for are decoded without a limit.
     decode_bytes_per_s: float = 64.0 * limits.MIB
     #: Rows that the sweep decodes at a time: larger blocks cost less in all, smaller ones hold other work up less.
-    decode_block_rows: int = limits.BLOCK_SLOTS
+    #: None: as many as make `limits.DECODE_BLOCK_BYTES`.
+    decode_block_rows: int | None = None
     #: Do without the other way of decoding, to measure what it is good for: "sweep" lets requests wait until the sweep
     #: has come to their rows, "on-demand" never finishes a recovery by itself. None: both.
     decode_only: Literal["sweep", "on-demand"] | None = None
@@ -48,7 +49,7 @@ class NodeConfig:
             raise ConfigError("lease_s must be positive and not above suspect_after_s")
         if self.decode_bytes_per_s <= 0:
             raise ConfigError("decode_bytes_per_s must be positive")
-        if not 1 <= self.decode_block_rows <= limits.MAX_DECODE_BLOCK:
+        if self.decode_block_rows is not None and not 1 <= self.decode_block_rows <= limits.MAX_DECODE_BLOCK:
             raise ConfigError(f"decode_block_rows is 1 to {limits.MAX_DECODE_BLOCK}, not {self.decode_block_rows}")
         if self.decode_only not in (None, "sweep", "on-demand"):
             raise ConfigError(f'decode_only is "sweep", "on-demand" or None, not {self.decode_only!r}')

@@ -140,14 +140,17 @@ class DataShard:
     def rows_undecoded(self) -> int:
         return sum(int(mask.sum()) for mask in self.undecoded.values())
 
-    def next_undecoded(self, count: int) -> tuple[int, I64] | None:
-        """Undecoded slots among the next `count`, lowest first, for the background sweep; None when all are decoded."""
-        for table_id, mask in self.undecoded.items():
-            start = self._swept.get(table_id, 0)  # rows come back and are never lost again: below are none any more
-            start += int(mask[start:].argmax())
-            self._swept[table_id] = start
-            return table_id, start + np.flatnonzero(mask[start : start + count]).astype(np.int64)
-        return None
+    def undecoded_table(self) -> int | None:
+        """A table that has undecoded rows; None: all are decoded."""
+        return next(iter(self.undecoded), None)
+
+    def next_undecoded(self, table_id: int, count: int) -> I64:
+        """Undecoded slots among `count` from the lowest one on, for the background sweep."""
+        mask = self.undecoded[table_id]
+        start = self._swept.get(table_id, 0)  # rows come back and are never lost again: below there are none
+        start += int(mask[start:].argmax())
+        self._swept[table_id] = start
+        return start + np.flatnonzero(mask[start : start + count]).astype(np.int64)
 
     # -- repair -----------------------------------------------------------------------------------------
 

@@ -104,11 +104,14 @@ class Decoder:
     async def sweep(self) -> None:
         """Decode everything that is still lost, lowest slots first, at the node's decode rate."""
         config = self._runtime.config
-        while (found := self._shard.next_undecoded(config.decode_block_rows)) is not None:
+        while (table_id := self._shard.undecoded_table()) is not None:
             if config.decode_only == "on-demand":
                 await self._restored.wait()
                 continue
-            table_id, slots = found
+            block = config.decode_block_rows or max(
+                limits.BLOCK_SLOTS, limits.DECODE_BLOCK_BYTES // self._shard.tables[table_id].row_bytes
+            )
+            slots = self._shard.next_undecoded(table_id, block)
             await self._pacer.take(slots.size * self._shard.tables[table_id].row_bytes)
             await self.ensure(table_id, slots, on_demand=False)
 
