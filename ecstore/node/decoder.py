@@ -92,7 +92,11 @@ class Decoder:
                     uncovered = uncovered[~covered]
             if uncovered.size:  # no more at once than a frame takes: the loop decodes the rest
                 most = max(1, limits.MAX_DECODE_BYTES // self._shard.tables[table_id].row_bytes)
-                await self._run(table_id, uncovered[:most], on_demand)
+                if on_demand:
+                    with self._pacer.waited_for():
+                        await self._run(table_id, uncovered[:most], on_demand)
+                else:
+                    await self._run(table_id, uncovered[:most], on_demand)
             for job in waiting:
                 try:
                     await asyncio.shield(job.done)
