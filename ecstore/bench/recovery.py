@@ -22,9 +22,9 @@ from ecstore.bench.loopback_peer import loopback
 from ecstore.bench.recovery_case import Case, Scale, Seen, run_case
 from ecstore.bench.recovery_report import Baseline, Loopback, records, timeline
 from ecstore.bench.report import Report, interleaved, machine
-from ecstore.bench.workload import Workload, calibrated, categories_for, describe, fill
+from ecstore.bench.workload import PATIENT_S, Workload, calibrated, categories_for, describe, fill
 from ecstore.errors import ConfigError
-from ecstore.launcher import NodeSettings, local_cluster
+from ecstore.launcher import ClusterOptions, NodeSettings, local_cluster
 from ecstore.optim import RowWiseAdagrad
 
 #: As fast as it can.
@@ -135,7 +135,8 @@ def _baselines(
     overhead = _overheads(options, codes)
     progress("checkpoint: writing and restoring all rows of mode none")
     with ExitStack() as stack:
-        cluster = stack.enter_context(local_cluster(options.nodes))
+        patient = ClusterOptions(nodes=options.nodes, settings=NodeSettings(suspect_after_s=PATIENT_S))
+        cluster = stack.enter_context(local_cluster(options=patient))
         store = stack.enter_context(ecstore.connect(cluster.address, timeout=checkpoint.TIMEOUT_S))
         folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ecstore-bench-")))
         tables = []

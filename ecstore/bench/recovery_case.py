@@ -8,13 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 
 import ecstore
-from ecstore.bench.workload import LOAD_ROWS, Workload, fill, train_config, weights_of
+from ecstore.bench.workload import LOAD_ROWS, PATIENT_S, Workload, fill, train_config, weights_of
 from ecstore.cluster.map import parse_code
 from ecstore.demo.watch import Kill
 from ecstore.errors import EcstoreError, UnavailableError
@@ -115,7 +115,8 @@ class _Enough(Exception):
 def run_case(case: Case, scale: Scale, workload: Workload, tell: Callable[[str], None]) -> Seen:
     """Start, fill, train, kill, wait, compare. Raises EcstoreError when rows differ or never come back."""
     seen = Seen(case)
-    options = ClusterOptions(nodes=scale.nodes, settings=case.settings, restart_crashed=False, seed=1)
+    settings = replace(case.settings, suspect_after_s=PATIENT_S)
+    options = ClusterOptions(nodes=scale.nodes, settings=settings, restart_crashed=False, seed=1)
     with local_cluster(options=options) as cluster, ecstore.connect(cluster.address, timeout=60.0) as store:
         config = train_config(case.code, 0, scale.model, max_batches=1)
         train(store, workload.clicks, config)  # makes both tables

@@ -27,10 +27,10 @@ import ecstore
 from ecstore.bench import checkpoint
 from ecstore.bench.report import Report, machine
 from ecstore.bench.training_report import Figures, Segment, records
-from ecstore.bench.workload import Workload, calibrated, cpu_s, describe, fill, train_config
+from ecstore.bench.workload import PATIENT_S, Workload, calibrated, cpu_s, describe, fill, train_config
 from ecstore.cluster.map import parse_code
 from ecstore.errors import ConfigError
-from ecstore.launcher import local_cluster
+from ecstore.launcher import ClusterOptions, NodeSettings, local_cluster
 from ecstore.trainer import BatchReport, ModelConfig, TrainConfig, train
 
 Drive = Literal["strict", "prefetch", "store_bound"]
@@ -96,7 +96,7 @@ def run(options: TrainingOptions, progress: Callable[[str], None] = lambda line:
     """Measure all modes at all sizes."""
     report = Report(machine())
     with ExitStack() as stack:
-        cluster = stack.enter_context(local_cluster(options.nodes, progress=progress))
+        cluster = stack.enter_context(local_cluster(options=_cluster(options.nodes), progress=progress))
         store = stack.enter_context(ecstore.connect(cluster.address, timeout=60.0))
         folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ecstore-bench-")))
         model: ModelConfig | None = None
@@ -114,6 +114,10 @@ def run(options: TrainingOptions, progress: Callable[[str], None] = lambda line:
             report.machine[f"ids_{size}"] = workload.unique
             report.records += records(size, bench.measure(size, progress), options.intervals)
     return report
+
+
+def _cluster(nodes: int) -> ClusterOptions:
+    return ClusterOptions(nodes=nodes, settings=NodeSettings(suspect_after_s=PATIENT_S), seed=1)
 
 
 @dataclass(slots=True)

@@ -35,6 +35,9 @@ BATCH: Final = 2048  #: samples, as in the paper
 LOAD_ROWS: Final = 1 << 18
 #: Close to 1: the flattest law the log has, some 13,000 distinct ids in a batch.
 EXPONENT: Final = 1.01
+#: Silence after which a node is suspected, here: on a busy machine a live one would be lost now and then, and the
+#: figures with it. A process that was killed is noticed by its closed sockets, whatever this says.
+PATIENT_S: Final = 5.0
 #: Hidden layers (bottom, top) of the models that may be chosen, the cheapest first.
 MODELS: Final = (
     ((32,), (64, 32)),
