@@ -61,7 +61,7 @@ class NodeSettings:
             "--decode-rate",
             type=float,
             metavar="MIB",
-            help="MiB a second that one node decodes in the background (default 64); rows that are asked for are "
+            help="MiB a second that one node decodes in the background (default 20); rows that are asked for are "
             "decoded at once, whatever the rate",
         )
         group.add_argument(

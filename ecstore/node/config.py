@@ -25,8 +25,10 @@ class NodeConfig:
     #: How long an answered heartbeat lets this node serve. Not above `suspect_after_s`: nobody may declare a node
     #: down (and a successor serve) while its lease runs. The successor of a silent node waits this long, too.
     lease_s: float = 1.0
-    #: Decoded bytes a second in the background sweep of this node; rows asked for are decoded without a limit.
-    decode_bytes_per_s: float = 64.0 * limits.MIB
+    #: Bytes of rows that come back a second in the background, data and parity together; rows asked for are decoded
+    #: without a limit. All nodes recover at once, and each row costs k reads elsewhere: low enough for a trainer and
+    #: all its nodes on two cores, as in a demonstration or a benchmark.
+    decode_bytes_per_s: float = 20.0 * limits.MIB
     #: Rows that the sweep decodes at a time: larger blocks cost less in all, smaller ones hold other work up less.
     #: None: as many as make `limits.DECODE_BLOCK_BYTES`.
     decode_block_rows: int | None = None
