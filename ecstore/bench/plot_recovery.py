@@ -40,20 +40,20 @@ def _timeline(case: str, line: dict[str, Any], folder: Path, name: str) -> None:
         axes.stairs(rates, [*starts, starts[-1] + 1], color=COLOURS[0], linewidth=2, label="training throughput")
     axes.axhline(line["before"], color=_GREY, linestyle="--", label="before the kill (mean)")
     for number, (node, at) in enumerate(line["kills"]):
-        axes.axvline(at, color=COLOURS[3], linewidth=2, label=f"SIGKILL of {node}", linestyle=("-", ":")[number % 2])
+        axes.axvline(at, color=COLOURS[5], linewidth=2, label=f"SIGKILL of {node}", linestyle=("-", ":")[number % 2])
     if line["first_row_s"] is not None:
         axes.axvline(
             line["first_row_s"], color=COLOURS[2], linewidth=1.5,
             label=f"first row decoded: {1000 * line['first_row_s']:.0f} ms",
         )  # fmt: skip
     if line["recovered_s"] is not None:
-        axes.axvspan(0, line["recovered_s"], color=COLOURS[5], alpha=0.15)
+        axes.axvspan(0, line["recovered_s"], color=COLOURS[4], alpha=0.15)
         axes.axvline(
-            line["recovered_s"], color=COLOURS[4], linewidth=1.5,
+            line["recovered_s"], color=COLOURS[3], linewidth=1.5,
             label=f"full redundancy: {line['recovered_s']:.1f} s",
         )  # fmt: skip
     axes.set_ylim(bottom=0)
-    axes.legend(fontsize=9, loc="lower right")
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
     save(made, folder, name)
 
 
@@ -76,6 +76,11 @@ def _beside_checkpoint(records: Sequence[Record], folder: Path) -> None:
             bar = axes.bar(place + 0.27 * (number - 1), height, 0.25, color=shade, label=label if place == 0 else None)
             axes.bar_label(bar, [f"{height:.2g} s"], fontsize=8)
     axes.set_yscale("log")
+    highest = max(max(record.value, record.peer_value or 0.0) for record in found)
+    ticks = [10.0**power for power in range(-2, 6) if 10.0**power <= 3 * highest]
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_ylim(0.05, 4 * highest)
     axes.set_xticks(range(len(found)), [record.case for record in found])
     axes.legend(fontsize=9)
     save(made, folder, "recovery_vs_checkpoint")
