@@ -36,9 +36,9 @@ def test_a_quick_run_reports_every_mode_and_draws_it(tmp_path):
         for metric in ("cpu_s_per_batch", "bytes_per_batch", "memory_ratio"):
             record = by_name[f"{mode}/x1", metric]
             assert record["ratio"] == pytest.approx(record["peer_value"] / record["value"])
-    # What does not depend on the machine: memory of rows and parity, and bytes of deltas.
-    assert 1.1 < by_name["rs(4,1)/x1", "memory_ratio"]["value"] < 1.6
-    assert 1.7 < by_name["replicate(2)/x1", "memory_ratio"]["value"] < 2.1
+    # What does not depend on the machine: memory (of so small a table much is index), and bytes of deltas.
+    coded, copied = (by_name[f"{mode}/x1", "memory_ratio"]["value"] for mode in ("rs(4,1)", "replicate(2)"))
+    assert 1.0 < coded < copied < 2.1
     assert by_name["rs(4,1)/x1", "samples_per_s_per_memory"]["peer"] == "replicate(2)"
     assert by_name["rs(4,1)/x1", "bytes_per_batch"]["value"] > by_name["none/x1", "bytes_per_batch"]["value"]
     assert by_name["checkpoint(30s)/x1", "checkpoint_bytes"]["value"] > report["machine"]["rows_x1"] * 136
