@@ -53,6 +53,13 @@ BLOCK_SLOTS = 1024
 #: Slots of a key list that a new owner takes in at once, before it turns to what else waits: some 2 ms of work.
 ADOPT_SLOTS = 1 << 14
 
+#: Rows that a sweep decodes at a time, in bytes, and at least BLOCK_SLOTS of them: a millisecond of work at each
+#: node, against some 0.3 ms that the messages of a decode take whatever their size.
+DECODE_BLOCK_BYTES = MIB
+
+#: Rows that a sweep may be told to decode at a time. Whatever the number, `MAX_DECODE_BYTES` bounds the bytes.
+MAX_DECODE_BLOCK = 1 << 16
+
 #: Rows of one decode: what each other shard of the group reads, and sends in one frame.
 MAX_DECODE_BYTES = 64 * MIB
 

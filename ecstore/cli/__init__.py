@@ -25,7 +25,7 @@ COMMANDS: Final = {
     "node": "run one node in the foreground",
     "admin": "run the admin service (REST), which starts and supervises node processes",
     "chaos": "kill, pause and cut off nodes under load for minutes, then check every bit",
-    "bench": "measure beside a peer: codec, store, scale",
+    "bench": "measure beside a peer: codec, store, training, recovery, scale",
     "coordination": "run the coordination service",
 }
 

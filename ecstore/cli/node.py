@@ -65,6 +65,10 @@ def _config(options: argparse.Namespace) -> NodeConfig:
     chosen: dict[str, Any] = {}
     if given.decode_mib_per_s is not None:
         chosen["decode_bytes_per_s"] = given.decode_mib_per_s * MIB
+    if given.decode_block_rows is not None:
+        chosen["decode_block_rows"] = given.decode_block_rows
+    if given.decode_only is not None:
+        chosen["decode_only"] = given.decode_only
     if given.heartbeat_s is not None:
         chosen["heartbeat_s"] = given.heartbeat_s
     if given.suspect_after_s is not None:

@@ -38,7 +38,7 @@ from ecstore.wire import Frame
 ATTEMPT_TIMEOUT_S = 15.0
 
 #: First and longest pause before a lane tries again.
-RETRY_S = (0.01, 0.25)
+RETRY_S = (0.01, 0.05)
 
 #: Gaps in a row, at the first item of a lane, after which the shard has forgotten this client.
 MAX_GAPS = 20

@@ -203,7 +203,11 @@ class Session:
 
     def on_frame(self, conn: Connection, frame: Frame) -> None:
         if frame.kind == "map":
-            self._adopt(ClusterMap.from_wire(frame.meta.get("map")))
+            told = frame.meta.get("map")
+            # Every node tells every map: only the first of them is worth reading.
+            epoch = told.get("epoch") if isinstance(told, dict) and self._has_map else None
+            if type(epoch) is not int or epoch > self.map.epoch:
+                self._adopt(ClusterMap.from_wire(told))
         elif frame.rid:
             raise ProtocolError(f"a client answers no requests, {frame.kind!r} was sent to it")
 

@@ -16,6 +16,8 @@ class NodeSettings:
     """Settings that all nodes of a cluster share; None: the node's own default."""
 
     decode_mib_per_s: float | None = None  #: background decoding of one node; rows asked for have no limit
+    decode_block_rows: int | None = None  #: rows that the background sweep decodes at a time
+    decode_only: str | None = None  #: "sweep" or "on-demand": without the other one, for measurements
     heartbeat_s: float | None = None  #: between two heartbeats
     suspect_after_s: float | None = None  #: silence after which a peer is suspected; the lease is as long
     allow_faults: bool = False  #: nodes do to themselves what `fault.*` messages order; for tests
@@ -24,10 +26,12 @@ class NodeSettings:
         """As arguments of `ecstore node` and `ecstore admin`."""
         given = {
             "--decode-rate": self.decode_mib_per_s,
+            "--decode-block": self.decode_block_rows,
             "--heartbeat": self.heartbeat_s,
             "--suspect-after": self.suspect_after_s,
         }
         chosen = [f"{name}={value!r}" for name, value in given.items() if value is not None]
+        chosen += [] if self.decode_only is None else [f"--decode-only={self.decode_only}"]
         return [*chosen, "--allow-faults"] if self.allow_faults else chosen
 
     @classmethod
@@ -35,6 +39,7 @@ class NodeSettings:
         """From what `add_arguments` has parsed. Raises ConfigError for what no node would take."""
         for option, value in (
             ("--decode-rate", options.decode_rate),
+            ("--decode-block", options.decode_block),
             ("--heartbeat", options.heartbeat),
             ("--suspect-after", options.suspect_after),
         ):
@@ -42,6 +47,8 @@ class NodeSettings:
                 raise ConfigError(f"{option} must be positive, not {value:g}")
         return cls(
             decode_mib_per_s=options.decode_rate,
+            decode_block_rows=options.decode_block,
+            decode_only=options.decode_only,
             heartbeat_s=options.heartbeat,
             suspect_after_s=options.suspect_after,
             allow_faults=options.allow_faults,
@@ -54,8 +61,19 @@ class NodeSettings:
             "--decode-rate",
             type=float,
             metavar="MIB",
-            help="MiB a second that one node decodes in the background (default 64); rows that are asked for are "
+            help="MiB a second that one node decodes in the background (default 20); rows that are asked for are "
             "decoded at once, whatever the rate",
+        )
+        group.add_argument(
+            "--decode-block",
+            type=int,
+            metavar="ROWS",
+            help="rows that are decoded in the background at a time (default: as many as make 1 MiB)",
+        )
+        group.add_argument(
+            "--decode-only",
+            choices=("sweep", "on-demand"),
+            help="without the other way of decoding; to measure what each is good for",
         )
         group.add_argument("--heartbeat", type=float, metavar="S", help="seconds between heartbeats (default 0.2)")
         group.add_argument(

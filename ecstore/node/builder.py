@@ -80,38 +80,35 @@ async def _subscribe(runtime: Runtime, sink: OwnedSink, src: int) -> None:
 
 
 async def _fetch_blocks(runtime: Runtime, sink: OwnedSink, src: int, pacer: Pacer) -> None:
-    """Ask for the next few missing blocks and wait for them."""
+    """Ask for the next few missing blocks, which travel one by one, and wait for them."""
     gid, dst = sink.key
     source = sink.shard.sources[src]
     group = runtime.group(gid)
     owner = runtime.peers.get(group.shards[src].owner)
-    asked: set[tuple[int, int]] = set()
-    for _ in range(limits.MAX_BLOCKS_IN_FLIGHT):
-        found = sink.shard.next_unloaded(src, asked)
-        if found is None:
-            break
-        asked.add(found)
-        slab = sink.shard.slabs.get(found[0])
-        slots = min(limits.BLOCK_SLOTS, source.keys[found[0]].used - found[1] * limits.BLOCK_SLOTS)
-        await pacer.take(slots * (slab.rows.shape[1] if slab is not None else 0))
-        await owner.request(
-            "sink.want",
-            {
-                "group": gid, "src": src, "dst": dst, "group_epoch": group.epoch,
-                "subscription": source.subscription, "table": found[0], "block": found[1],
-            },
-            timeout=ASK_TIMEOUT_S,
-        )  # fmt: skip
-    await _until(
-        runtime, sink,
-        lambda: sink.shard.sources[src] is not source
-        or not any(_missing(sink, src, table, block) for table, block in asked),
+    found = sink.shard.next_unloaded(src, limits.MAX_BLOCKS_IN_FLIGHT)
+    if found is None:
+        return
+    table_id, block, count = found
+    slab = sink.shard.slabs.get(table_id)
+    slots = min(count * limits.BLOCK_SLOTS, source.keys[table_id].used - block * limits.BLOCK_SLOTS)
+    # The rate is one of rows that come back: a parity row needs one row of each source.
+    await pacer.take(slots * (slab.rows.shape[1] if slab is not None else 0) // len(sink.shard.sources))
+    await owner.request(
+        "sink.want",
+        {
+            "group": gid, "src": src, "dst": dst, "group_epoch": group.epoch, "subscription": source.subscription,
+            "table": table_id, "block": block, "count": count,
+        },
+        timeout=ASK_TIMEOUT_S,
     )  # fmt: skip
+    await _until(
+        runtime, sink, lambda: sink.shard.sources[src] is not source or not _missing(sink, src, table_id, block, count)
+    )
 
 
-def _missing(sink: OwnedSink, src: int, table_id: int, block: int) -> bool:
+def _missing(sink: OwnedSink, src: int, table_id: int, block: int, count: int) -> bool:
     mask = sink.shard.sources[src].unloaded.get(table_id)
-    return mask is not None and bool(mask[block])
+    return mask is not None and bool(mask[block : block + count].any())
 
 
 async def _until(runtime: Runtime, sink: OwnedSink, condition: object) -> None:

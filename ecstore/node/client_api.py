@@ -174,13 +174,18 @@ class ClientApi:
         sections = _pull_sections(frame)
         self._fence()
         self._check_places(sections)
-        if not any(self._needs_decode(section) for section in sections):
+        if not any(self._must_wait(section) for section in sections):
             self._answer_pull(connection, frame.rid, sections, {})
             return
         for section in sections:
             section.detach()
         kept = sum(section.nbytes + SECTION_BYTES for section in sections)
         self._runtime.spawn_request(self._pull_later(connection, frame.rid, sections), "pull", nbytes=kept)
+
+    def _must_wait(self, section: _Section) -> bool:
+        """Whether a section can be answered only later: its shard is being taken over, or lost rows are asked for."""
+        owned = self._runtime.data.get((section.gid, section.index))
+        return owned is not None and (owned.shard is None or self._needs_decode(section))
 
     def _needs_decode(self, section: _Section) -> bool:
         owned = self._runtime.data.get((section.gid, section.index))
@@ -190,12 +195,13 @@ class ClientApi:
         return bool(owned.shard.lost_slots(section.table_id, slots).size)
 
     async def _pull_later(self, connection: Connection, rid: int, sections: list[_Section]) -> None:
-        """Decode what the sections need, side by side, then answer."""
+        """Wait for takeovers and decode what the sections need, side by side, then answer."""
         errors: dict[int, EcstoreError] = {}
 
         async def prepare(number: int, section: _Section) -> None:
             try:
                 async with asyncio.timeout(WAIT_S):
+                    await self._taken_over(section)
                     await self._decode_for(section)
             except EcstoreError as error:
                 errors[number] = error
@@ -218,6 +224,12 @@ class ClientApi:
             self._answer_pull(connection, rid, sections, errors)
         except EcstoreError as error:
             connection.reply_error(rid, error)
+
+    async def _taken_over(self, section: _Section) -> None:
+        """Return when the section's shard serves, or belongs to somebody else; it is a matter of milliseconds."""
+        while (owned := self._runtime.data.get((section.gid, section.index))) is not None and owned.shard is None:
+            self._runtime.group(section.gid)
+            await self._runtime.map_change(WAIT_S)
 
     async def _decode_for(self, section: _Section) -> None:
         while self._needs_decode(section):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from ecstore import limits
 from ecstore.errors import ConfigError
@@ -24,8 +25,16 @@ class NodeConfig:
     #: How long an answered heartbeat lets this node serve. Not above `suspect_after_s`: nobody may declare a node
     #: down (and a successor serve) while its lease runs. The successor of a silent node waits this long, too.
     lease_s: float = 1.0
-    #: Decoded bytes a second in the background sweep of this node; rows asked for are decoded without a limit.
-    decode_bytes_per_s: float = 64.0 * limits.MIB
+    #: Bytes of rows that come back a second in the background, data and parity together; rows asked for are decoded
+    #: without a limit. All nodes recover at once, and each row costs k reads elsewhere: low enough for a trainer and
+    #: all its nodes on two cores, as in a demonstration or a benchmark.
+    decode_bytes_per_s: float = 20.0 * limits.MIB
+    #: Rows that the sweep decodes at a time: larger blocks cost less in all, smaller ones hold other work up less.
+    #: None: as many as make `limits.DECODE_BLOCK_BYTES`.
+    decode_block_rows: int | None = None
+    #: Do without the other way of decoding, to measure what it is good for: "sweep" lets requests wait until the sweep
+    #: has come to their rows, "on-demand" never finishes a recovery by itself. None: both.
+    decode_only: Literal["sweep", "on-demand"] | None = None
     #: Between two looks at how late the event loop is.
     lag_interval_s: float = 0.01
     #: Do what `fault.*` messages of clients order (docs/OPERATIONS.md, "Faults on order"). For tests.
@@ -46,3 +55,7 @@ class NodeConfig:
             raise ConfigError("lag_interval_s must be positive")
         if self.decode_bytes_per_s <= 0:
             raise ConfigError("decode_bytes_per_s must be positive")
+        if self.decode_block_rows is not None and not 1 <= self.decode_block_rows <= limits.MAX_DECODE_BLOCK:
+            raise ConfigError(f"decode_block_rows is 1 to {limits.MAX_DECODE_BLOCK}, not {self.decode_block_rows}")
+        if self.decode_only not in (None, "sweep", "on-demand"):
+            raise ConfigError(f'decode_only is "sweep", "on-demand" or None, not {self.decode_only!r}')

@@ -84,6 +84,7 @@ class DataShard:
         self.tables: dict[int, RowStore] = {}
         #: table -> bool (slots,): True where a lost row has not been decoded yet. Tables without one are absent.
         self.undecoded: dict[int, NDArray[np.bool_]] = {}
+        self._swept: dict[int, int] = {}  # table -> no slot below is undecoded
         self.log = FrameLog(seq + 1)
         self.sinks: dict[SinkKey, SinkCursor] = {}
         self._waiting: list[tuple[int, Acknowledged]] = []  # (seq, callback), seq ascending
@@ -100,6 +101,7 @@ class DataShard:
 
     def drop_table(self, table_id: int) -> None:
         self.undecoded.pop(table_id, None)
+        self._swept.pop(table_id, None)
         store = self.tables.pop(table_id, None)
         if store is not None:
             store.close()
@@ -138,11 +140,17 @@ class DataShard:
     def rows_undecoded(self) -> int:
         return sum(int(mask.sum()) for mask in self.undecoded.values())
 
-    def next_undecoded(self, count: int) -> tuple[int, I64] | None:
-        """The next `count` undecoded slots for the background sweep, lowest first; None when all are decoded."""
-        for table_id, mask in self.undecoded.items():
-            return table_id, np.flatnonzero(mask)[:count].astype(np.int64)
-        return None
+    def undecoded_table(self) -> int | None:
+        """A table that has undecoded rows; None: all are decoded."""
+        return next(iter(self.undecoded), None)
+
+    def next_undecoded(self, table_id: int, count: int) -> I64:
+        """Undecoded slots among `count` from the lowest one on, for the background sweep."""
+        mask = self.undecoded[table_id]
+        start = self._swept.get(table_id, 0)  # rows come back and are never lost again: below there are none
+        start += int(mask[start:].argmax())
+        self._swept[table_id] = start
+        return start + np.flatnonzero(mask[start : start + count]).astype(np.int64)
 
     # -- repair -----------------------------------------------------------------------------------------
 

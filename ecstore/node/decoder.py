@@ -60,10 +60,12 @@ class Decoder:
         self._pacer = pacer
         self._jobs: list[_Job] = []
         self._closed: EcstoreError | None = None
+        self._restored = asyncio.Event()  # set, and replaced, when rows have come back
 
     def close(self, error: EcstoreError) -> None:
         """The shard left this node: waiters get `error`."""
         self._closed = error
+        self._tell_restored()
         for job in self._jobs:
             if not job.done.done():
                 job.done.set_exception(error)
@@ -77,6 +79,9 @@ class Decoder:
             lost = self._shard.lost_slots(table_id, slots)
             if not lost.size:
                 return
+            if on_demand and self._runtime.config.decode_only == "sweep":
+                await self._restored.wait()
+                continue
             running = [job for job in self._jobs if job.table_id == table_id]
             uncovered = lost
             waiting: list[_Job] = []
@@ -87,7 +92,11 @@ class Decoder:
                     uncovered = uncovered[~covered]
             if uncovered.size:  # no more at once than a frame takes: the loop decodes the rest
                 most = max(1, limits.MAX_DECODE_BYTES // self._shard.tables[table_id].row_bytes)
-                await self._run(table_id, uncovered[:most], on_demand)
+                if on_demand:
+                    with self._pacer.waited_for():
+                        await self._run(table_id, uncovered[:most], on_demand)
+                else:
+                    await self._run(table_id, uncovered[:most], on_demand)
             for job in waiting:
                 try:
                     await asyncio.shield(job.done)
@@ -98,10 +107,21 @@ class Decoder:
 
     async def sweep(self) -> None:
         """Decode everything that is still lost, lowest slots first, at the node's decode rate."""
-        while (found := self._shard.next_undecoded(limits.BLOCK_SLOTS)) is not None:
-            table_id, slots = found
+        config = self._runtime.config
+        while (table_id := self._shard.undecoded_table()) is not None:
+            if config.decode_only == "on-demand":
+                await self._restored.wait()
+                continue
+            block = config.decode_block_rows or max(
+                limits.BLOCK_SLOTS, limits.DECODE_BLOCK_BYTES // self._shard.tables[table_id].row_bytes
+            )
+            slots = self._shard.next_undecoded(table_id, block)
             await self._pacer.take(slots.size * self._shard.tables[table_id].row_bytes)
             await self.ensure(table_id, slots, on_demand=False)
+
+    def _tell_restored(self) -> None:
+        self._restored.set()
+        self._restored = asyncio.Event()
 
     async def _run(self, table_id: int, slots: I64, on_demand: bool) -> None:
         job = _Job(table_id, slots, self._runtime.loop.create_future())
@@ -139,6 +159,7 @@ class Decoder:
                 pause = min(2 * pause, LONGEST_RETRY_S)
                 continue
             restored = self._shard.restore(table_id, slots, rows)
+            self._tell_restored()
             self._recovery.progress(restored, restored * rows.shape[1], self._runtime.wall(), on_demand=on_demand)
             return
 

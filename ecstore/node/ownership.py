@@ -21,7 +21,7 @@ from ecstore.node.sink_shard import SinkShard
 class Ownership:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._pacer = Pacer(runtime.config.decode_bytes_per_s)
+        self.pacer = Pacer(runtime.config.decode_bytes_per_s)  #: of all background work of the node
 
     def follow(self, old: ClusterMap) -> None:
         """Bring the shards here in line with `runtime.map`, which has just replaced `old`."""
@@ -121,7 +121,7 @@ class Ownership:
             recovery = self._recovery(key, "data", former.owner if former is not None else "")
         owned.recovery = recovery
         owned.task = runtime.spawn(
-            takeover.run(runtime, owned, recovery, self._pacer), f"take over group {key[0]} shard {key[1]}"
+            takeover.run(runtime, owned, recovery, self.pacer), f"take over group {key[0]} shard {key[1]}"
         )
 
     def _fresh_data(self, group: Group, key: Key) -> DataShard:
@@ -193,7 +193,7 @@ class Ownership:
         sink.recovery = self._recovery(key, kind, lost_node)
         runtime.sinks[key] = sink
         sink.task = runtime.spawn(
-            builder.run(runtime, sink, sink.recovery, self._pacer), f"build group {key[0]} shard {key[1]}"
+            builder.run(runtime, sink, sink.recovery, self.pacer), f"build group {key[0]} shard {key[1]}"
         )
 
     def _turn_away_former_owners(self, group: Group) -> None:

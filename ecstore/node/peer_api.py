@@ -231,13 +231,15 @@ class PeerApi:
 
     async def _want(self, connection: Connection, frame: Frame) -> None:
         owned, shard, key = await self._source_for(connection, frame)
-        table_id, block = integer(frame.meta, "table"), integer(frame.meta, "block")
+        table_id, first, count = (integer(frame.meta, name) for name in ("table", "block", "count"))
         store = shard.tables.get(table_id)
         if store is None:
             raise NotReadyError(f"table {table_id} is gone")
-        if not 0 <= block * limits.BLOCK_SLOTS < limits.MAX_ROWS_PER_SHARD:
-            raise FrameError(f"block {block} is none of a shard of at most {limits.MAX_ROWS_PER_SHARD} slots")
-        slots = np.arange(block * limits.BLOCK_SLOTS, (block + 1) * limits.BLOCK_SLOTS, dtype=np.int64)
+        if not 0 <= first * limits.BLOCK_SLOTS < limits.MAX_ROWS_PER_SHARD:
+            raise FrameError(f"block {first} is none of a shard of at most {limits.MAX_ROWS_PER_SHARD} slots")
+        if not 1 <= count <= limits.MAX_BLOCKS_IN_FLIGHT:
+            raise FrameError(f"1 to {limits.MAX_BLOCKS_IN_FLIGHT} blocks may be asked for at once, not {count}")
+        slots = np.arange(first * limits.BLOCK_SLOTS, (first + count) * limits.BLOCK_SLOTS, dtype=np.int64)
         if owned.decoder is not None:
             await owned.decoder.ensure(table_id, slots)
             _owned, shard, key = await self._source_for(connection, frame)
@@ -246,13 +248,15 @@ class PeerApi:
         cursor = shard.sinks.get(key)
         if cursor is None or cursor.subscription != integer(frame.meta, "subscription"):
             raise NotReadyError(f"node {key.node} is not subscribed; subscribe again", unsubscribed=True)
-        within = slots[slots < store.used]
-        meta = self._stream_meta(shard, cursor) | {
-            "seq": shard.seq, "table": table_id, "block": block, "row_bytes": store.row_bytes,
-            "rows": int(store.keylist.allocated[within].sum()),
-        }  # fmt: skip
-        if not self._runtime.streams.send_in_order(shard, cursor, "block", meta, [store.read(slots)]):
-            raise NotReadyError(f"no connection to node {key.node} yet; ask again")
+        for block in range(first, first + count):
+            start, end = block * limits.BLOCK_SLOTS, (block + 1) * limits.BLOCK_SLOTS
+            meta = self._stream_meta(shard, cursor) | {
+                "seq": shard.seq, "table": table_id, "block": block, "row_bytes": store.row_bytes,
+                "rows": int(store.keylist.allocated[start:end].sum()),
+            }  # fmt: skip
+            rows = store.read(np.arange(start, end, dtype=np.int64))
+            if not self._runtime.streams.send_in_order(shard, cursor, "block", meta, [rows]):
+                raise NotReadyError(f"no connection to node {key.node} yet; ask again")
         connection.reply(frame.rid, {})
 
     @staticmethod

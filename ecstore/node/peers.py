@@ -32,6 +32,10 @@ from ecstore.wire import Frame
 #: Silence, in multiples of `suspect_after_s`, after which a peer is declared down whatever the service says.
 LONE_WITNESS_FACTOR = 3.0
 
+#: All peers of a node that has died find it out within milliseconds, and one proposal is enough: each waits so long
+#: for those before it in the order of names. The others would make new maps only to lose with them.
+STAGGER_S = 0.004
+
 #: Between two attempts to reach a peer.
 RECONNECT_S = 0.05
 
@@ -241,6 +245,10 @@ class Peers:
         if peer.name == self._runtime.name:
             return
         ourselves = (self._runtime.name, self._runtime.incarnation)
+        before = sum(name < self._runtime.name for name in self._peers if name != peer.name)
+        await asyncio.sleep(before * STAGGER_S)
+        if self._peers.get(peer.name) is not peer:
+            return  # somebody else has said so
         try:
             await self._runtime.coordination.propose(
                 NodeDown(peer.name, peer.incarnation, reason, by=ourselves, sparing=sparing)

@@ -282,6 +282,8 @@ class _Life:
         if not self._joined or self._over.done() or self._runtime.closing:
             raise FencedError(f"node {self._config.name} is not in the map at the moment; fetch the map")
         kind, from_node = frame.kind, conn.peer.role == "node"
+        if kind in self._client_api.immediate:
+            self._ownership.pacer.asked()
         if frame.rid and kind in _ONE_WAY:  # nothing would ever answer it
             raise ProtocolError(f"{kind!r} is a one-way message; send it with request id 0")
         if (handler := self._client_api.immediate.get(kind)) is not None or (

@@ -136,12 +136,12 @@ class SinkShard:
                 self._slab(table.table_id, table.row_bytes)
         self.sources[src] = source
 
-    def next_unloaded(self, src: int, skip: set[tuple[int, int]]) -> tuple[int, int] | None:
-        """(table, block) that source `src` still owes and that is not in `skip`; None when there is none."""
+    def next_unloaded(self, src: int, most: int) -> tuple[int, int, int] | None:
+        """(table, first block, count) of at most `most` blocks in a row that source `src` still owes; None: none."""
         for table_id, mask in self.sources[src].unloaded.items():
-            for block in np.flatnonzero(mask)[: len(skip) + 1]:
-                if (table_id, int(block)) not in skip:
-                    return table_id, int(block)
+            first = int(mask.argmax())
+            row = mask[first : first + most]
+            return table_id, first, row.size if row.all() else int(row.argmin())
         return None
 
     def load_block(self, src: int, seq: int, table_id: int, block: int, rows: U8) -> bool:

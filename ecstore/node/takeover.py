@@ -65,7 +65,8 @@ async def run(runtime: Runtime, owned: OwnedData, recovery: Recovery, pacer: Pac
     while owned.shard is None:
         try:
             group = runtime.group(owned.key[0])
-            shard = await _attempt(runtime, owned, group)
+            with pacer.waited_for():  # requests may be waiting for the shard; nothing waits for a sweep
+                shard = await _attempt(runtime, owned, group)
             runtime.same_group_epoch(group.gid, group.epoch)
         except DataLossError:
             recovery.finish("lost", runtime.wall())

@@ -103,6 +103,11 @@ class SyntheticLog:
         """The hidden P(click) f64[BLOCK_SAMPLES] of the samples of a block; the best any model can know."""
         return self._block(number)[1]
 
+    @staticmethod
+    def spread(ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
+        """Ids of ranks, both of any shape: spread over 32 bits, as hashed categories are."""
+        return ranks.astype(np.uint32) * _SPREAD
+
     def _block(self, number: int) -> tuple[Batch, npt.NDArray[np.float64]]:
         random = np.random.Generator(np.random.PCG64([self.config.seed, 0xDA7A, number]))
         shape = (BLOCK_SAMPLES, CATEGORICAL_FEATURES)
@@ -113,7 +118,7 @@ class SyntheticLog:
         logits = self.config.bias + effect.sum(axis=1) + (dense - 0.4) @ self._slopes
         clicks = 1.0 / (1.0 + np.exp(-logits))
         labels = (random.random(BLOCK_SAMPLES) < clicks).astype(np.float32)
-        keys = category_keys(ranks.astype(np.uint32) * _SPREAD, missing)
+        keys = category_keys(self.spread(ranks), missing)
         return Batch(labels, dense, keys), clicks
 
     def _zipf(self, uniform: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:

@@ -93,7 +93,7 @@ def peer_messages(world: World) -> dict[str, Message]:
         ("block", stream | {"table": world.table_id, "block": 0, "row_bytes": width, "rows": 1}, [block]),
         ("ping", {"incarnation": 1, "epoch": world.map.epoch}, []),
         ("sink.subscribe", world.place(subscription=77), []),
-        ("sink.want", world.place(subscription=0, table=world.table_id, block=0), []),
+        ("sink.want", world.place(subscription=0, table=world.table_id, block=0, count=1), []),
         ("sink.confirm", world.place(subscription=0), []),
         ("takeover.begin", world.place(attempt=1), []),
         ("takeover.frames", world.place(after=0, upto=5), []),

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from ecstore.errors import NotOwnerError
+from ecstore.node.config import NodeConfig
 from ecstore.node.data_shard import DataShard
 from ecstore.node.decoder import Decoder
 from ecstore.node.pacing import Pacer
@@ -22,13 +25,16 @@ SPEC = TableSpec(name="t", dim=2, optimizer=SGD(lr=1.0), init=Zeros(), seed=1, c
 class SlowDecoder(Decoder):
     """Decodes to rows of 7s, once `go` is set."""
 
-    def __init__(self, shard: DataShard) -> None:
+    def __init__(self, shard: DataShard, **settings: Any) -> None:
+        config = NodeConfig(name="b", listen="127.0.0.1:1", coordination="127.0.0.1:2", **settings)
+
         async def map_change(timeout: float) -> None:
             await asyncio.sleep(0)
 
         runtime = SimpleNamespace(
             loop=asyncio.get_running_loop(), group=lambda gid: SimpleNamespace(gid=gid, epoch=1),
             same_group_epoch=lambda gid, epoch: None, count=lambda name: None, map_change=map_change, wall=lambda: 1.0,
+            config=config,
         )  # fmt: skip
         recovery = Recovery(0, 0, "data", "a", "b", 0.0, 1)
         super().__init__(runtime, shard, recovery, Pacer(1e9))  # type: ignore[arg-type]
@@ -103,3 +109,38 @@ def test_delete_beyond_one_delta_is_refused_before_anything_changes(monkeypatch:
         shard.check_room(TABLE, keys, growing=False)
     shard.check_room(TABLE, np.arange(4, 12, dtype=np.uint64), growing=False)  # only four of them have rows
     assert shard.seq == 1
+
+
+async def test_without_decoding_on_demand_a_reader_waits_for_the_sweep() -> None:
+    shard = lost_shard()
+    decoder = SlowDecoder(shard, decode_only="sweep", decode_block_rows=4)
+    decoder.go.set()
+    reader = asyncio.create_task(decoder.ensure(TABLE, np.arange(5, 10)))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert decoder.attempts == []
+    await decoder.sweep()
+    await reader
+    assert decoder.attempts == [4, 4, 2]
+    assert shard.rows_undecoded() == 0
+
+
+async def test_without_a_sweep_only_what_is_asked_for_is_decoded() -> None:
+    shard = lost_shard()
+    decoder = SlowDecoder(shard, decode_only="on-demand")
+    decoder.go.set()
+    sweep = asyncio.create_task(decoder.sweep())
+    await decoder.ensure(TABLE, np.arange(3))
+    await asyncio.sleep(0.01)
+    assert (decoder.attempts, shard.rows_undecoded()) == ([3], 7)
+    await decoder.ensure(TABLE, np.arange(3, 10))
+    await sweep  # nothing is left: the recovery is over
+
+
+async def test_a_reader_that_waits_for_the_sweep_learns_that_the_shard_has_left() -> None:
+    decoder = SlowDecoder(lost_shard(), decode_only="sweep")
+    reader = asyncio.create_task(decoder.ensure(TABLE, np.arange(5)))
+    await asyncio.sleep(0.01)
+    decoder.close(NotOwnerError("gone"))
+    with pytest.raises(NotOwnerError):
+        await reader

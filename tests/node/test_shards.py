@@ -160,7 +160,7 @@ def test_sink_built_under_load_equals_one_that_was_always_there(seed: int) -> No
 
 
 def build_step(group: Group, sink: SinkShard, asked: set[tuple[int, int]]) -> None:
-    """Subscribe to a source, or ask it for one more block: what the owner sends goes into the ordered stream."""
+    """Subscribe to a source, or ask it for some more blocks: what the owner sends goes into the ordered stream."""
     src = group.random.randrange(group.code.k)
     shard, channel = group.data[src], group.channels[src, sink.index]
     key = SinkKey(sink.index, f"n{sink.index}", 1)
@@ -170,13 +170,17 @@ def build_step(group: Group, sink: SinkShard, asked: set[tuple[int, int]]) -> No
         snapshot = TableSnapshot(TABLE, store.row_bytes, store.keylist.keys.copy(), store.keylist.allocated.copy())
         channel.append(("snapshot", (shard.seq, [snapshot], shard.requests.entries())))
         return
-    found = sink.next_unloaded(src, {block for source, block in asked if source == src})
+    found = sink.next_unloaded(src, group.random.randint(1, 4))
     if found is None:
         return
-    block = found[1]
-    asked.add((src, found))
-    slots = np.arange(block * limits.BLOCK_SLOTS, (block + 1) * limits.BLOCK_SLOTS)
-    channel.append(("block", (shard.seq, TABLE, block, store.read(slots))))
+    table, first, count = found
+    assert table == TABLE
+    assert sink.sources[src].unloaded[TABLE][first : first + count].all()
+    for block in range(first, first + count):
+        if (src, block) not in asked:
+            asked.add((src, block))
+            slots = np.arange(block * limits.BLOCK_SLOTS, (block + 1) * limits.BLOCK_SLOTS)
+            channel.append(("block", (shard.seq, TABLE, block, store.read(slots))))
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -1,0 +1,81 @@
+"""Background work keeps its rate and lets requests go first, in virtual time: every second here is exact."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from ecstore.node.pacing import BURST_S, LONGEST_YIELD_S, QUIET_S, Pacer
+from tests.sim.loop import VirtualLoop
+
+
+def in_virtual_time(work: Coroutine[Any, Any, Any]) -> Any:
+    loop = VirtualLoop()
+    try:
+        return loop.run_until_complete(work)
+    finally:
+        loop.close()
+
+
+def test_the_rate_is_kept() -> None:
+    async def work() -> float:
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(1.0)
+        pacer, start = Pacer(1000.0), loop.time()
+        await asyncio.gather(*(pacer.take(100) for _ in range(20)))
+        return loop.time() - start
+
+    assert in_virtual_time(work()) == pytest.approx(2.0 - BURST_S)
+
+
+def test_work_waits_until_requests_pause() -> None:
+    async def work() -> float:
+        loop = asyncio.get_running_loop()
+        pacer = Pacer(1e9)
+        for number in range(5):
+            loop.call_later(number * QUIET_S / 2, pacer.asked)
+        await asyncio.sleep(0)
+        start = loop.time()
+        await pacer.take(1)
+        return loop.time() - start
+
+    assert in_virtual_time(work()) == pytest.approx(4 * QUIET_S / 2 + QUIET_S)
+
+
+@pytest.mark.parametrize("waited_for", [False, True])
+def test_under_steady_load_work_goes_on_in_steps(waited_for: bool) -> None:
+    async def ask(pacer: Pacer) -> None:
+        while True:
+            pacer.asked()
+            await asyncio.sleep(QUIET_S / 2)
+
+    async def work() -> float:
+        loop = asyncio.get_running_loop()
+        pacer, start = Pacer(1e9), loop.time()
+        if waited_for:
+            with pacer.waited_for():
+                await pacer.take(1)
+                await pacer.take(1)
+        else:
+            load = asyncio.create_task(ask(pacer))
+            await asyncio.sleep(0)
+            await pacer.take(1)
+            await pacer.take(1)
+            load.cancel()
+        return loop.time() - start
+
+    assert in_virtual_time(work()) == pytest.approx(2 * LONGEST_YIELD_S)
+
+
+def test_an_idle_cluster_waits_for_nobody() -> None:
+    async def work() -> float:
+        pacer = Pacer(1e12)
+        with pacer.waited_for():
+            pass
+        await pacer.take(1)
+        return asyncio.get_running_loop().time()
+
+    assert in_virtual_time(work()) == pytest.approx(0.0, abs=1e-9)
