@@ -36,7 +36,7 @@ class NodeConfig:
     #: has come to their rows, "on-demand" never finishes a recovery by itself. None: both.
     decode_only: Literal["sweep", "on-demand"] | None = None
     #: Between two looks at how late the event loop is.
-    lag_interval_s: float = 0.01
+    lag_interval_s: float = 0.02
     #: Do what `fault.*` messages of clients order (docs/OPERATIONS.md, "Faults on order"). For tests.
     allow_faults: bool = False
 

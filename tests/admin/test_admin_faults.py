@@ -47,7 +47,7 @@ def test_faults_of_every_kind_end_by_themselves(admin):
         {"kind": "partition", "from": ["coordination"], "to": ["n4"], "both": False},
     ]
     for body in bodies:
-        assert order(admin, **body | {"duration_s": 0.6}).status_code == 201, body
+        assert order(admin, **body | {"duration_s": 4.0}).status_code == 201, body
     shown = {fault["kind"]: fault for fault in admin.get("/faults").json()["faults"]}
     assert set(shown) == {"slow", "delay", "drop", "partition"}
     assert sorted(shown["slow"]["rules"]) == ["n1", "n3"]

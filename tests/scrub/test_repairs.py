@@ -8,7 +8,7 @@ import pytest
 import ecstore
 from ecstore.codec import UNKNOWN, Code, encode
 from ecstore.codec.syndromes import WrongStripes
-from ecstore.node.data_shard import DataShard, Repair
+from ecstore.node.data_shard import DataShard, Repair, SinkKey
 from ecstore.node.keylist import digest
 from ecstore.node.scrubbing import MAX_FINDINGS, MAX_LOOKS, Finding, GroupScrub, ScrubJob, outvoted
 from ecstore.node.sink_shard import CutNotReached, LogTooShort, SinkShard
@@ -26,6 +26,8 @@ def shard_with(index: int, numbers: np.ndarray, sink: SinkShard | None = None) -
     """A data shard with these rows, and what it did applied to a sink."""
     shard = DataShard(0, index)
     shard.open_table(1, SPEC)
+    if sink is not None:  # without one to follow it makes no deltas
+        shard.add_sink(SinkKey(3, "n2", 1), 0)
     frame = shard.push(1, numbers, np.ones((numbers.size, 4), np.float32), b"c", 1)
     if sink is not None:
         sink.apply(index, frame)
