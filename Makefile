@@ -1,6 +1,7 @@
 # make install   into .venv
 # make demo   install into .venv, train on six node processes, kill two of them, check every bit
-# make test   everything below `check`, and all tests
+# make test   everything below `check`, and the tests
+# make test-long   the tests that `make test` leaves out: benchmarks and chaos, a short run of each
 # make sim    the simulator for longer: SEEDS schedules, every rare path, every seeded bug within 300 seeds
 # make fuzz   hostile input for longer: FUZZ times the tests of `make test`, RUNS of each fuzz target
 # make check  ruff, mypy --strict, the architecture test
@@ -11,7 +12,7 @@ BIN := $(VENV)/bin
 SOURCES := $(wildcard ecstore admin tests examples benchmarks)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: help install demo test sim fuzz check clean redis
+.PHONY: help install demo test test-long sim fuzz check clean redis
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -27,7 +28,11 @@ TEST_PROCESSES ?= 2
 
 test: check redis
 	$(BIN)/python -m ecstore.warmup
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile -m "not long"
+
+test-long: $(VENV)/installed-dev redis
+	$(BIN)/python -m ecstore.warmup
+	$(BIN)/python -m pytest -m long
 
 SEEDS ?= 0:2000
 

@@ -17,17 +17,22 @@ docs/CODEC.md has the algebra.
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from ecstore.codec.code import Code, coefficients, decode_matrix
-from ecstore.codec.operations import (
-    apply_delta,
-    decode,
-    encode,
-    mismatched_stripes,
-    scale_add,
-    verify,
-    warm_up,
-)
-from ecstore.codec.syndromes import UNKNOWN, WrongStripes, locate, syndromes
+
+if TYPE_CHECKING:
+    from ecstore.codec.operations import (
+        apply_delta,
+        decode,
+        encode,
+        mismatched_stripes,
+        scale_add,
+        verify,
+        warm_up,
+    )
+    from ecstore.codec.syndromes import UNKNOWN, WrongStripes, locate, syndromes
 
 __all__ = [
     "UNKNOWN",
@@ -46,6 +51,25 @@ __all__ = [
     "verify",
     "warm_up",
 ]
+
+
+#: What needs the compiler is imported when it is first used: the cluster map asks for `Code` alone, in processes that
+#: never encode anything.
+_HOMES = {
+    **dict.fromkeys(
+        ("apply_delta", "decode", "encode", "mismatched_stripes", "scale_add", "verify", "warm_up"),
+        "ecstore.codec.operations",
+    ),
+    **dict.fromkeys(("UNKNOWN", "WrongStripes", "locate", "syndromes"), "ecstore.codec.syndromes"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
 
 
 def self_check() -> None:

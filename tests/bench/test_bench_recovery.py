@@ -18,6 +18,7 @@ from ecstore.errors import ConfigError
 
 
 @pytest.mark.cluster
+@pytest.mark.long
 def test_a_node_is_killed_and_its_rows_come_back(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "ecstore", "bench", "recovery", "--quick", "--json", "-", "--plot", str(tmp_path / "p"),

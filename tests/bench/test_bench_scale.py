@@ -14,6 +14,7 @@ from ecstore.errors import CodeError, ConfigError
 
 
 @pytest.mark.cluster
+@pytest.mark.long
 def test_tables_of_two_sizes(tmp_path):
     report_file, plots = tmp_path / "scale.json", tmp_path / "plots"
     done = subprocess.run(

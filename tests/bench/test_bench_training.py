@@ -18,6 +18,7 @@ from ecstore.trainer import SyntheticConfig, SyntheticLog
 
 
 @pytest.mark.cluster
+@pytest.mark.long
 def test_a_quick_run_reports_every_mode_and_draws_it(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "ecstore", "bench", "training", "--quick", "--json", "-", "--plot", str(tmp_path / "p"),

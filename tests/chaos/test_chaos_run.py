@@ -15,6 +15,7 @@ from ecstore.chaos.load import growth
 
 
 @pytest.mark.cluster
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_short_run_proves_what_it_says(tmp_path: Path) -> None:
     file = tmp_path / "report.json"
