@@ -69,6 +69,9 @@ MAX_REPLY_BYTES = 240 * MIB
 #: Blocks that one sink has asked of one source and not yet received.
 MAX_BLOCKS_IN_FLIGHT = 4
 
+#: Rows of the blocks that are asked for at once, if that is more than one block: their owner queues them in one turn.
+MAX_WANT_BYTES = 4 * MIB
+
 #: Requests of one node that wait for something (decoding, acknowledgement windows, a newer map).
 MAX_WAITING_REQUESTS = 4096
 
@@ -94,3 +97,8 @@ STREAM_HIGH_WATER_BYTES = 8 * MIB
 
 assert MAX_MESSAGE_BYTES <= STREAM_HIGH_WATER_BYTES <= MAX_UNACKED_BYTES
 assert BLOCK_SLOTS % 8 == 0
+
+
+def blocks_of(row_bytes: int) -> int:
+    """How many blocks of rows of so many bytes may be asked for at once; at least one."""
+    return max(1, min(MAX_BLOCKS_IN_FLIGHT, MAX_WANT_BYTES // (BLOCK_SLOTS * max(1, row_bytes))))

@@ -193,6 +193,7 @@ class Supervisor:
                 return self._nursery.spawn(command[command.index("ecstore") + 1 :], log)
             except UnavailableError as error:
                 self._report("nursery_lost", "", f"{error}; from now on every node has an interpreter of its own")
+                self._nursery.close()  # else it might still carry out the order, beside the process started here
                 self._nursery = None
         return spawn(command, log)
 

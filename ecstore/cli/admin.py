@@ -37,6 +37,7 @@ def run(options: argparse.Namespace) -> int:
     from ecstore.errors import ConfigError
     from ecstore.launcher.nursery import Nursery
     from ecstore.transport import parse_address
+    from ecstore.warmup import warm_up_machine
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -60,6 +61,8 @@ def run(options: argparse.Namespace) -> int:
         cluster=options.cluster, node_settings=NodeSettings.of(options), token=_token(options.token_file),
         exit_with=options.exit_with, restart_crashed=not options.no_restart, remove_run_dir=options.remove_run_dir,
     )  # fmt: skip
+    if nodes:
+        warm_up_machine()  # once for all nodes, who would compile the same otherwise
     with contextlib.ExitStack() as stack:
         nursery: Nursery | None = None
         if hasattr(os, "fork"):

@@ -110,7 +110,7 @@ class Lane:
         self.unacked: dict[int, Item] = {}
         self.in_flight = 0
         self.recovery: asyncio.Task[None] | None = None
-        #: Latest failure that made the lane try again.
+        #: First failure, of the latest attempt, that made the lane try again.
         self.last_error: EcstoreError | None = None
         self.settled = asyncio.Event()
         self._next = 1
@@ -306,7 +306,8 @@ class Pusher:
                 self._finish(item, None)
             elif error.retryable:
                 self.retries += 1
-                lane.last_error = error
+                if lane.last_error is None:  # the first one: those of later items may only follow from it
+                    lane.last_error = error
                 self._session.refresh_soon()
                 self._recover(lane)
             else:

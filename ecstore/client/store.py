@@ -50,8 +50,9 @@ TIMEOUT_S = 30.0
 #: Batches of push_async that may be unacknowledged at once; the next call waits.
 WINDOW_BATCHES = 64
 
-#: One attempt of a pull; after a failure the part is asked again elsewhere.
-PULL_ATTEMPT_S = 10.0
+#: One attempt of a pull; after a failure the part is asked again elsewhere. Longer than a node lets a part wait (10 s):
+#: what it says then, and the rows of all other parts, must still find us here.
+PULL_ATTEMPT_S = 12.0
 
 #: Longest pause between two attempts.
 MAX_PAUSE_S = 0.25

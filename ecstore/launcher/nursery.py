@@ -108,7 +108,11 @@ class Nursery:
             raise ConnectionResetError("it has ended")
         *lines, self._received = (self._received + data).split(b"\n")
         messages: list[dict[str, Any]] = [json.loads(line) for line in lines]
-        self._exited |= {message["exited"]: message["code"] for message in messages if "exited" in message}
+        for message in messages:
+            if "exited" in message:
+                self._exited[message["exited"]] = message["code"]
+            else:  # born: a former child of that number is not meant any more
+                self._exited.pop(message["pid"], None)
         return messages
 
 

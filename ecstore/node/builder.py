@@ -90,6 +90,8 @@ async def _fetch_blocks(runtime: Runtime, sink: OwnedSink, src: int, pacer: Pace
         return
     table_id, block, count = found
     slab = sink.shard.slabs.get(table_id)
+    if slab is not None:
+        count = min(count, limits.blocks_of(slab.rows.shape[1]))
     slots = min(count * limits.BLOCK_SLOTS, source.keys[table_id].used - block * limits.BLOCK_SLOTS)
     # The rate is one of rows that come back: a parity row needs one row of each source.
     await pacer.take(slots * (slab.rows.shape[1] if slab is not None else 0) // len(sink.shard.sources))

@@ -237,8 +237,9 @@ class PeerApi:
             raise NotReadyError(f"table {table_id} is gone")
         if not 0 <= first * limits.BLOCK_SLOTS < limits.MAX_ROWS_PER_SHARD:
             raise FrameError(f"block {first} is none of a shard of at most {limits.MAX_ROWS_PER_SHARD} slots")
-        if not 1 <= count <= limits.MAX_BLOCKS_IN_FLIGHT:
-            raise FrameError(f"1 to {limits.MAX_BLOCKS_IN_FLIGHT} blocks may be asked for at once, not {count}")
+        most = limits.blocks_of(store.row_bytes)
+        if not 1 <= count <= most:
+            raise FrameError(f"1 to {most} blocks of such rows may be asked for at once, not {count}")
         slots = np.arange(first * limits.BLOCK_SLOTS, (first + count) * limits.BLOCK_SLOTS, dtype=np.int64)
         if owned.decoder is not None:
             await owned.decoder.ensure(table_id, slots)

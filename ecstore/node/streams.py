@@ -118,6 +118,8 @@ class DeltaStreams:
                         await connection.drain()
                     elif sum(item.frame.nbytes for item in message) >= TURN_BYTES:
                         await asyncio.sleep(0)  # the other streams, and all who ask this node for something
+                        if connection.closed:  # it takes what is sent, and nothing comes of it
+                            break  # `connected` has marked everything again, or will
             except EcstoreError as error:
                 # The connection ended, or must end now: `connected` starts over from what was acknowledged.
                 if not connection.closed:
