@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from ecstore.codec.code import Code, coefficients, decode_matrix
 
 if TYPE_CHECKING:
+    from ecstore.codec.locating import UNKNOWN, WrongStripes, locate, syndromes
     from ecstore.codec.operations import (
         apply_delta,
         decode,
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
         verify,
         warm_up,
     )
-    from ecstore.codec.syndromes import UNKNOWN, WrongStripes, locate, syndromes
 
 __all__ = [
     "UNKNOWN",
@@ -60,7 +60,7 @@ _HOMES = {
         ("apply_delta", "decode", "encode", "mismatched_stripes", "scale_add", "verify", "warm_up"),
         "ecstore.codec.operations",
     ),
-    **dict.fromkeys(("UNKNOWN", "WrongStripes", "locate", "syndromes"), "ecstore.codec.syndromes"),
+    **dict.fromkeys(("UNKNOWN", "WrongStripes", "locate", "syndromes"), "ecstore.codec.locating"),
 }
 
 

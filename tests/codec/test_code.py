@@ -140,3 +140,19 @@ def test_decode_matrix_refuses(wanted, have, words):
 def test_singular_matrix_is_an_error_not_a_result():
     with pytest.raises(CodeError, match="singular"):
         matrix.invert(np.array([[1, 2], [2, 4]], np.uint8))
+
+
+def test_public_names_are_what_they_say_whatever_was_imported_before() -> None:
+    """Those that need the compiler come when they are first used; no module of the package may stand in their place."""
+    import importlib
+    import pkgutil
+    import types
+
+    from ecstore import codec
+
+    for module in pkgutil.iter_modules(codec.__path__):
+        importlib.import_module(f"ecstore.codec.{module.name}")
+    for name in codec.__all__:
+        assert not isinstance(getattr(codec, name), types.ModuleType), name
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = codec.nothing

@@ -7,7 +7,7 @@ import pytest
 
 import ecstore
 from ecstore.codec import UNKNOWN, Code, encode
-from ecstore.codec.syndromes import WrongStripes
+from ecstore.codec.locating import WrongStripes
 from ecstore.node.data_shard import DataShard, Repair, SinkKey
 from ecstore.node.keylist import digest
 from ecstore.node.scrubbing import MAX_FINDINGS, MAX_LOOKS, Finding, GroupScrub, ScrubJob, outvoted
