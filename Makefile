@@ -1,10 +1,11 @@
 # make install   into .venv
 # make demo   install into .venv, train on six node processes, kill two of them, check every bit
-# make test   everything below `check`, and the tests
+# make test   what `make check` does, then all tests but the long ones
 # make test-long   the tests that `make test` leaves out: benchmarks and chaos, a short run of each
 # make sim    the simulator for longer: SEEDS schedules, every rare path, every seeded bug within 300 seeds
 # make fuzz   hostile input for longer: FUZZ times the tests of `make test`, RUNS of each fuzz target
 # make check  ruff, mypy --strict, the architecture test
+# make clean  remove .venv and what tests leave behind
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -30,7 +31,7 @@ test: check redis
 	$(BIN)/python -m ecstore.warmup
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile -m "not long"
 
-test-long: $(VENV)/installed-dev redis
+test-long: $(VENV)/installed-dev
 	$(BIN)/python -m ecstore.warmup
 	$(BIN)/python -m pytest -m long
 

@@ -1,4 +1,4 @@
-"""How much the hostile tests try: a fixed, short run by default, a long random one with ECSTORE_FUZZ=SECONDS."""
+"""How much the hostile tests try: a fixed, short run by default, a long random one with ECSTORE_FUZZ=TIMES."""
 
 from __future__ import annotations
 
