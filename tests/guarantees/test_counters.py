@@ -29,7 +29,7 @@ SHARED = 6000
 PRIVATE = 1500
 KEYS = SHARED + CLIENTS * PRIVATE
 Clients = list[subprocess.Popen[str]]
-SECONDS = float(os.environ.get("ECSTORE_TEST_SECONDS", "12"))
+SECONDS = float(os.environ.get("ECSTORE_TEST_SECONDS", "20"))
 
 
 def start_client(number: int, address: str, output: Path) -> subprocess.Popen[str]:
