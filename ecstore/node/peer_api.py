@@ -168,7 +168,10 @@ class PeerApi:
             return
         row_bytes, block = integer(frame.meta, "row_bytes"), integer(frame.meta, "block")
         check_row_bytes(row_bytes)
-        rows = frame.bin(0, np.uint8, (limits.BLOCK_SLOTS, row_bytes))
+        rows = frame.bin(0, np.uint8)
+        if rows.size % row_bytes:
+            raise FrameError(f"a block has whole rows of {row_bytes} bytes, not {rows.size / row_bytes:g}")
+        rows = rows.reshape(-1, row_bytes)
         seq, table_id, taken = (integer(frame.meta, name) for name in ("seq", "table", "rows"))
         if sink.shard.load_block(src, seq, table_id, block, rows) and sink.recovery is not None:
             sink.recovery.progress(taken, taken * row_bytes, self._runtime.wall())
@@ -255,7 +258,7 @@ class PeerApi:
                 "seq": shard.seq, "table": table_id, "block": block, "row_bytes": store.row_bytes,
                 "rows": int(store.keylist.allocated[start:end].sum()),
             }  # fmt: skip
-            rows = store.read(np.arange(start, end, dtype=np.int64))
+            rows = store.read_run(start, limits.BLOCK_SLOTS)
             if not self._runtime.streams.send_in_order(shard, cursor, "block", meta, [rows]):
                 raise NotReadyError(f"no connection to node {key.node} yet; ask again")
         connection.reply(frame.rid, {})

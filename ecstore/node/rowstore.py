@@ -175,6 +175,12 @@ class RowStore:
         kernels.read_rows(self._words, as_plain(slots, np.int64), self.used, out.view(np.uint32))
         return out
 
+    def read_run(self, start: int, most: int) -> ByteArray:
+        """Copy of the rows at slots [start, start + most), no further than the last slot in use: beyond, all are zeros
+        that nobody needs to send or store.
+        """
+        return self.read(np.arange(start, max(start, min(start + most, self.used)), dtype=np.int64))
+
     def write(self, slots: npt.NDArray[Any], rows: ByteArray) -> None:
         """Store decoded rows u8[n, row_bytes] at their slots: no delta, no change of keys.
 

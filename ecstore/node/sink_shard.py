@@ -145,7 +145,9 @@ class SinkShard:
         return None
 
     def load_block(self, src: int, seq: int, table_id: int, block: int, rows: U8) -> bool:
-        """Take in the rows of one block as of `seq`, uint8 (count, row_bytes). False when it is not wanted any more."""
+        """Take in the rows of one block as of `seq`, uint8 (n, row_bytes): those of its slots in use, a full block but
+        for the last. False when it is not wanted any more; ShapeError when rows are missing or too many.
+        """
         source = self.sources[src]
         mask = source.unloaded.get(table_id)
         if not source.synced or source.applied != seq or mask is None:
@@ -153,7 +155,10 @@ class SinkShard:
         if not 0 <= block < mask.size or not mask[block]:
             return False
         start = block * limits.BLOCK_SLOTS
-        slots = np.arange(start, start + rows.shape[0], dtype=np.uint32)
+        expected = max(0, min(limits.BLOCK_SLOTS, source.keys[table_id].used - start))
+        if rows.shape[0] != expected:
+            raise ShapeError(f"block {block} of table {table_id} has {expected} rows, not {rows.shape[0]}")
+        slots = np.arange(start, start + expected, dtype=np.uint32)
         apply_delta(self._slab(table_id, rows.shape[1]).rows, slots, rows, source.coefficient)
         mask[block] = False
         if not mask.any():

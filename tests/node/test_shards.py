@@ -179,8 +179,8 @@ def build_step(group: Group, sink: SinkShard, asked: set[tuple[int, int]]) -> No
     for block in range(first, first + count):
         if (src, block) not in asked:
             asked.add((src, block))
-            slots = np.arange(block * limits.BLOCK_SLOTS, (block + 1) * limits.BLOCK_SLOTS)
-            channel.append(("block", (shard.seq, TABLE, block, store.read(slots))))
+            rows = store.read_run(block * limits.BLOCK_SLOTS, limits.BLOCK_SLOTS)
+            channel.append(("block", (shard.seq, TABLE, block, rows)))
 
 
 @pytest.mark.parametrize("seed", range(30))

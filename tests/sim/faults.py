@@ -270,8 +270,12 @@ class Faults:
     def _lossy(self) -> None:
         """Messages vanish from the middle of connections, which break a moment later: worse than TCP."""
         source, target = self._rng.sample([*self._cluster.hosts, "client0"], 2)
-        if (source, "coord") in self._network.blocked or (target, "coord") in self._network.blocked:
-            return  # a second witness against it: it could be declared down, and is not counted as lost
+        seconds = self._rng.choice((0.2, 1.0))
+        cut_off = [name for name in (source, target) if (name, "coord") in self._network.blocked]
+        if cut_off:  # the peer is a second witness against it: it may be declared down
+            if not self._may_lose(*cut_off):
+                return
+            self._suspect(cut_off, seconds)
         self._watch.say(f"lose messages from {source} to {target}")
         self._network.losing[source, target] = 0.3
         self._cluster.hurry_until = self._loop.time() + 1.0
@@ -282,7 +286,7 @@ class Faults:
                 if not transport.gone and {transport.process.host, transport.other.process.host} == {source, target}:
                     self._network.cut(transport, late_s=0.0)
 
-        self._for_a_while(self._rng.choice((0.2, 1.0)), over)
+        self._for_a_while(seconds, over)
 
     def _damage(self) -> None:
         hosts = list(self._cluster.hosts)
@@ -307,8 +311,12 @@ class Faults:
 
     def _cut_off_from_coordinator(self) -> None:
         name = self._pick()
-        if name is not None and not any(name in way for way in self._network.losing):
+        if name is not None:
             seconds = self._rng.choice((0.5, 3.0))
+            if any(name in way for way in self._network.losing):  # a peer that does not hear it is a second witness
+                if not self._may_lose(name):
+                    return
+                self._suspect([name], seconds)
             self._watch.say(f"cut {name} off from the coordination service for {seconds} s")
             self._block_ways([(name, "coord"), ("coord", name)], seconds)
 
