@@ -3,7 +3,7 @@
 One cluster holds the tables of every mode, so all modes run on the same processes; only one of them is driven at a
 time, a few batches each, in turns. Repetition i of all modes lies within seconds, and what disturbs the machine
 cancels out of their ratios. Three ways of driving: strict (the bundled trainer: pull, forward, backward, push,
-acknowledged by all parity shards), prefetch (the next pull overlaps this computation), and store-bound (the same
+acknowledged by all parity shards), prefetch (push and next pull overlap the computation), and store-bound (the same
 pulls and pushes with nothing in between).
 
 Checkpointing is timed, too: mode none writes all rows to disk while training waits. How much of the time that takes

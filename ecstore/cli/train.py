@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batches", type=int, metavar="N", help="end after so many batches (default: all)")
     parser.add_argument("--batch-size", type=int, metavar="N", help="samples a batch (default 128)")
     parser.add_argument("--mode", choices=("strict", "prefetch"), default="strict",
-                        help="prefetch: the next pull overlaps the computation (default %(default)s)")  # fmt: skip
+                        help="prefetch: pushes and pulls overlap the computation (default %(default)s)")  # fmt: skip
     parser.add_argument("--seed", type=int, default=1, help="of data and model (default %(default)s)")
     parser.add_argument("--timeout", type=float, default=30.0, metavar="S", help="deadline of a pull or push")
     add_json_argument(parser)

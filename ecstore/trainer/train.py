@@ -6,11 +6,10 @@ parameter between two batches, and whatever store is behind the interface, one w
 with the same bits.
 
 strict (default): the pull of a batch begins after the push of the batch before is acknowledged.
-prefetch: the pull of the next batch overlaps the computation of this one. It has ended before this batch's
-push
-    begins, so every batch is computed from parameters that lack exactly the push before it: a staleness of
-    one batch, never more, and as reproducible as strict order (with other results). Between epochs it goes
-    on.
+prefetch: while a batch is computed, the push of the batch before and then the pull of the next one are made. The store
+    sees pull 1, pull 2, push 1, pull 3, push 2, ... one after the other: every batch is computed from parameters that
+    lack exactly the push before it, a staleness of one batch, never more, and as reproducible as strict order (with
+    other results). Between epochs it goes on.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any, Generic, Literal
@@ -95,7 +93,10 @@ class TrainConfig:
 
 @dataclass(frozen=True, slots=True)
 class BatchReport:
-    """After the push of a batch was acknowledged. Times in seconds of the run's clock."""
+    """After the push of a batch was acknowledged. Times in seconds of the run's clock.
+
+    In prefetch mode a batch's push overlaps the next computation: its report comes when that one is over.
+    """
 
     batch: int  #: number of the batch in the run, from 1
     batches: int  #: of the whole run
@@ -105,7 +106,7 @@ class BatchReport:
     finished: float  #: the clock when the push was acknowledged
     pull_s: float  #: waited for the pull
     compute_s: float
-    push_s: float  #: waited for the push
+    push_s: float  #: from then to the acknowledgement
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,21 +158,12 @@ def train(
     """
     config = config if config is not None else TrainConfig()
     worker = Worker(store, config)
-    run = _Run(config.batches(dataset), clock())
-    with ExitStack() as stack:
-        ahead = stack.enter_context(ThreadPoolExecutor(1, "prefetch")) if config.mode == "prefetch" else None
-        started = clock()
-        for epoch, batch, pulled, pending in _pulled_batches(worker, _batches(dataset, config), ahead):
-            received = clock()
-            loss, updates = worker.compute(batch, pulled)
-            computed = clock()
-            if pending is not None:
-                wait([pending])  # the next pull ends, well or not, before this push begins
-            store.push_many(updates)
-            report = run.record(epoch, len(batch), loss, (started, received, computed, clock()))
-            if on_batch is not None:
-                on_batch(report)
-            started = clock()
+    run = _Run(config.batches(dataset), clock, on_batch)
+    if config.mode == "strict":
+        _in_strict_order(worker, _batches(dataset, config), run)
+    else:
+        with ThreadPoolExecutor(1, "prefetch") as ahead:
+            _prefetching(worker, _batches(dataset, config), run, ahead)
     labels, logits = worker.predict(dataset)
     return run.report(dataset, labels, logits)
 
@@ -215,6 +207,10 @@ class Worker(Generic[TableT]):
         pulled = self._store.pull_many({self.embedding: keys, self.dense: self._dense_keys})
         return _Pulled(keys, places.reshape(-1), pulled[self.embedding], pulled[self.dense])
 
+    def push(self, updates: dict[TableT, tuple[KeyArray, FloatArray]]) -> None:
+        """Push what `compute` gave; returns when it is acknowledged."""
+        self._store.push_many(updates)
+
     def compute(self, batch: Batch, pulled: _Pulled) -> tuple[float, dict[TableT, tuple[KeyArray, FloatArray]]]:
         """Loss of a batch, and the push that follows from it: one gradient for each distinct key."""
         embeddings = pulled.weights[pulled.places].reshape(*batch.keys.shape, -1)
@@ -242,37 +238,51 @@ class Worker(Generic[TableT]):
         return np.concatenate(labels or none), np.concatenate(logits or none)
 
 
+@dataclass(frozen=True, slots=True)
+class _Computed(Generic[TableT]):
+    """A batch whose push is still to be acknowledged. Times of the run's clock."""
+
+    epoch: int
+    samples: int
+    loss: float
+    updates: dict[TableT, tuple[KeyArray, FloatArray]]
+    started: float
+    received: float
+    computed: float
+
+
 class _Run:
     """What a run has done so far."""
 
-    def __init__(self, batches: int, now: float) -> None:
+    def __init__(
+        self, batches: int, clock: Callable[[], float], on_batch: Callable[[BatchReport], None] | None
+    ) -> None:
         self._batches = batches
+        self.clock = clock
+        self._on_batch = on_batch
         self._done = 0
         self._window = max(1, min(LOSS_WINDOW, batches // 2))
         self._first: list[float] = []
         self._last: deque[float] = deque(maxlen=self._window)
-        self._started = self._finished = now
+        self._started = self._finished = clock()
         self._samples = 0
 
-    def record(self, epoch: int, samples: int, loss: float, times: tuple[float, float, float, float]) -> BatchReport:
-        """Count one batch. times: pull begun, pull ended, computed, push acknowledged."""
-        started, received, computed, self._finished = times
+    def acknowledged(self, batch: _Computed[Any], at: float) -> None:
+        """Count a batch and report it."""
         self._done += 1
-        self._samples += samples
+        self._finished = at
+        self._samples += batch.samples
         if len(self._first) < self._window:
-            self._first.append(loss)
-        self._last.append(loss)
-        return BatchReport(
-            batch=self._done,
-            batches=self._batches,
-            epoch=epoch,
-            samples=samples,
-            loss=loss,
-            finished=self._finished,
-            pull_s=received - started,
-            compute_s=computed - received,
-            push_s=self._finished - computed,
-        )
+            self._first.append(batch.loss)
+        self._last.append(batch.loss)
+        if self._on_batch is not None:
+            self._on_batch(
+                BatchReport(
+                    batch=self._done, batches=self._batches, epoch=batch.epoch, samples=batch.samples, loss=batch.loss,
+                    finished=at, pull_s=batch.received - batch.started, compute_s=batch.computed - batch.received,
+                    push_s=at - batch.computed,
+                )
+            )  # fmt: skip
 
     def report(self, dataset: Dataset, labels: FloatArray, logits: FloatArray) -> TrainReport:
         seconds = self._finished - self._started
@@ -299,22 +309,55 @@ def _batches(dataset: Dataset, config: TrainConfig) -> Iterator[tuple[int, Batch
         yield epoch + 1, batch
 
 
-def _pulled_batches(
-    worker: Worker[TableT], batches: Iterator[tuple[int, Batch]], ahead: ThreadPoolExecutor | None
-) -> Iterator[tuple[int, Batch, _Pulled, Future[_Pulled] | None]]:
-    """(epoch, batch, its parameters, the pull of the next batch if one is under way)."""
-    if ahead is None:
-        for epoch, batch in batches:
-            yield epoch, batch, worker.pull(batch), None
-        return
+def _in_strict_order(worker: Worker[TableT], batches: Iterator[tuple[int, Batch]], run: _Run) -> None:
+    started = run.clock()
+    for epoch, batch in batches:
+        pulled = worker.pull(batch)
+        done = _compute(worker, epoch, batch, pulled, run, started)
+        worker.push(done.updates)
+        run.acknowledged(done, run.clock())
+        started = run.clock()
+
+
+def _prefetching(
+    worker: Worker[TableT], batches: Iterator[tuple[int, Batch]], run: _Run, ahead: ThreadPoolExecutor
+) -> None:
+    """`ahead` has one thread: what it is given is done one after the other.
+
+    Whatever fails, a batch that was computed is pushed and reported before the error comes through, unless it is the
+    push before it that has failed.
+    """
+
+    def push(updates: dict[TableT, tuple[KeyArray, FloatArray]]) -> float:
+        worker.push(updates)
+        return run.clock()
+
     current = next(batches, None)
-    pending = ahead.submit(worker.pull, current[1]) if current is not None else None
-    while current is not None and pending is not None:
-        pulled = pending.result()
-        following = next(batches, None)
-        pending = ahead.submit(worker.pull, following[1]) if following is not None else None
-        yield *current, pulled, pending
-        current = following
+    pulling = ahead.submit(worker.pull, current[1]) if current is not None else None
+    done: _Computed[TableT] | None = None
+    while current is not None and pulling is not None:
+        started = run.clock()
+        pushing = ahead.submit(push, done.updates) if done is not None else None
+        before = done
+        try:
+            pulled = pulling.result()
+            epoch, batch = current
+            current = next(batches, None)
+            pulling = ahead.submit(worker.pull, current[1]) if current is not None else None
+            done = _compute(worker, epoch, batch, pulled, run, started)
+        finally:
+            if before is not None and pushing is not None:
+                run.acknowledged(before, pushing.result())
+    if done is not None:
+        run.acknowledged(done, push(done.updates))
+
+
+def _compute(
+    worker: Worker[TableT], epoch: int, batch: Batch, pulled: _Pulled, run: _Run, started: float
+) -> _Computed[TableT]:
+    received = run.clock()
+    loss, updates = worker.compute(batch, pulled)
+    return _Computed(epoch, len(batch), loss, updates, started, received, run.clock())
 
 
 def _mean(values: Collection[float]) -> float:

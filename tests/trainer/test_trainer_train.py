@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,35 @@ def test_prefetch_is_one_batch_ahead_never_more() -> None:
     assert store.calls == ["pull1", "pull2", "push1", "pull3", "push2", "push3", "pull4"]
 
 
+def test_prefetch_pushes_while_the_next_batch_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ecstore.trainer.train import Worker
+
+    batches, computes, changed = 4, [0], threading.Condition()
+    compute = Worker.compute
+
+    def counted(*arguments: Any) -> Any:
+        with changed:
+            computes[0] += 1
+            changed.notify_all()
+        return compute(*arguments)
+
+    class PatientStore(LocalStore):
+        """A push takes until the next computation has begun."""
+
+        pushes = 0
+
+        def push_many(self, updates: Mapping[LocalTable, tuple[Any, Any]]) -> None:
+            self.pushes += 1
+            with changed:
+                assert changed.wait_for(lambda: computes[0] >= min(self.pushes + 1, batches), timeout=30.0)
+            super().push_many(updates)
+
+    monkeypatch.setattr(Worker, "compute", counted)
+    store = PatientStore()
+    assert train(store, LOG, TrainConfig(max_batches=batches, mode="prefetch")).batches == batches
+    assert store.pushes == batches
+
+
 def test_prefetch_equals_training_on_parameters_one_push_old() -> None:
     """The staleness that is documented, made by hand from the parts of the loop."""
     from ecstore.trainer.train import Worker
@@ -202,10 +232,12 @@ def test_evaluate_gives_the_reported_figures() -> None:
 @pytest.mark.parametrize("fail_at", ["pull1", "pull3", "push2", "pull12"])
 def test_errors_of_the_store_come_through(mode: Any, fail_at: str) -> None:
     store = RecordingStore(fail_at)
+    reports: list[BatchReport] = []
     with pytest.raises(UnavailableError, match="made to fail"):
-        train(store, LOG, TrainConfig(max_batches=12, mode=mode))
+        train(store, LOG, TrainConfig(max_batches=12, mode=mode), on_batch=reports.append)
     pushes = sum(call.startswith("push") for call in store.calls)
     assert pushes == {"pull1": 0, "pull3": 2, "push2": 2, "pull12": 11}[fail_at]
+    assert len(reports) == (1 if fail_at == "push2" else pushes)  # what was acknowledged is reported
 
 
 @pytest.mark.parametrize("mode", ["strict", "prefetch"])
