@@ -22,12 +22,7 @@ _QUESTIONS: Final = {
 Bars = dict[str, dict[str, float]]
 
 
-def check() -> None:
-    """Raises ConfigError where plots cannot be made: before minutes of measuring, not after."""
-    figure("", "", "")
-
-
-def draw(records: Sequence[Record], folder: str | Path) -> list[Path]:
+def plot(records: Sequence[Record], folder: str | Path) -> list[Path]:
     """A figure for each operation and size, and one for deltas and threads; the paths of all files."""
     figures: dict[tuple[str, str], Bars] = {}
     for record in records:

@@ -12,24 +12,21 @@ from ecstore.bench.report import Record
 _GREY: Final = "#8C8C8C"
 
 
-def plot(records: Sequence[Record], timelines: Mapping[str, dict[str, Any]], folder: Path) -> list[str]:
-    """Write every figure to `folder`; their names."""
-    names = []
+def plot(records: Sequence[Record], timelines: Mapping[str, dict[str, Any]], folder: Path) -> list[Path]:
+    """Write every figure to `folder`; the paths of all files."""
+    files: list[Path] = []
     for case in ("rs(4,2)/1-node", "rs(4,2)/2-nodes", "rs(4,1)/1-node", "rs(4,2)/kill-during-recovery"):
         if case in timelines:
             name = "recovery_timeline_" + case.translate(str.maketrans("(),/", "____")).replace("__", "_")
-            _timeline(case, timelines[case], folder, name)
-            names.append(name)
+            files += _timeline(case, timelines[case], folder, name)
     if any(record.metric == "recovery_vs_checkpoint" for record in records):
-        _beside_checkpoint(records, folder)
-        names.append("recovery_vs_checkpoint")
+        files += _beside_checkpoint(records, folder)
     if any(record.metric == "throughput_during" for record in records):
-        _ablations(records, folder)
-        names.append("recovery_ablations")
-    return names
+        files += _ablations(records, folder)
+    return files
 
 
-def _timeline(case: str, line: dict[str, Any], folder: Path, name: str) -> None:
+def _timeline(case: str, line: dict[str, Any], folder: Path, name: str) -> list[Path]:
     made, axes = figure(
         f"Does training go on while a lost node's rows are decoded? ({case})",
         "seconds after the kill",
@@ -54,10 +51,10 @@ def _timeline(case: str, line: dict[str, Any], folder: Path, name: str) -> None:
         )  # fmt: skip
     axes.set_ylim(bottom=0)
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
-    save(made, folder, name)
+    return save(made, folder, name)
 
 
-def _beside_checkpoint(records: Sequence[Record], folder: Path) -> None:
+def _beside_checkpoint(records: Sequence[Record], folder: Path) -> list[Path]:
     made, axes = figure(
         "How long until training is where it was? (logarithmic; shorter is better)",
         "case",
@@ -83,10 +80,10 @@ def _beside_checkpoint(records: Sequence[Record], folder: Path) -> None:
     axes.set_ylim(0.05, 4 * highest)
     axes.set_xticks(range(len(found)), [record.case for record in found])
     axes.legend(fontsize=9)
-    save(made, folder, "recovery_vs_checkpoint")
+    return save(made, folder, "recovery_vs_checkpoint")
 
 
-def _ablations(records: Sequence[Record], folder: Path) -> None:
+def _ablations(records: Sequence[Record], folder: Path) -> list[Path]:
     made, axes = figure(
         "What do rate, block size and the two ways of decoding do?",
         "time to full redundancy [s]; arrows: not reached",
@@ -107,4 +104,4 @@ def _ablations(records: Sequence[Record], folder: Path) -> None:
     axes.axhline(100, color=_GREY, linestyle="--", linewidth=1, label="before the kill")
     axes.set_ylim(bottom=0)
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
-    save(made, folder, "recovery_ablations")
+    return save(made, folder, "recovery_ablations")

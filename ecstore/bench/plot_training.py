@@ -13,16 +13,17 @@ _GREY: Final = "#8C8C8C"
 _MARKERS: Final = "osD^vP*X"
 
 
-def plot(records: Sequence[Record], folder: Path) -> list[str]:
-    """Write every figure to `folder`; their names."""
+def plot(records: Sequence[Record], folder: Path) -> list[Path]:
+    """Write every figure to `folder`; the paths of all files."""
     by_name = {(record.case, record.metric): record for record in records}
     cases = [record.case for record in records if record.metric == "samples_per_s"]
     modes = list(dict.fromkeys(case.rpartition("/")[0] for case in cases))
     sizes = list(dict.fromkeys(case.rpartition("/")[2] for case in cases))
-    _overhead(by_name, [mode for mode in modes if mode != "none"], sizes, folder)
-    _memory(by_name, modes, sizes[0], folder)
-    _processor(by_name, [mode for mode in modes if not mode.startswith("checkpoint")], sizes[0], folder)
-    return ["training_overhead", "training_memory", "training_cpu"]
+    return [
+        *_overhead(by_name, [mode for mode in modes if mode != "none"], sizes, folder),
+        *_memory(by_name, modes, sizes[0], folder),
+        *_processor(by_name, [mode for mode in modes if not mode.startswith("checkpoint")], sizes[0], folder),
+    ]
 
 
 _Records = dict[tuple[str, str], Record]
@@ -33,7 +34,7 @@ def colour(mode: str, modes: Sequence[str]) -> str:
     return _GREY if mode.startswith("checkpoint") else COLOURS[modes.index(mode) % len(COLOURS)]
 
 
-def _overhead(by_name: _Records, modes: list[str], sizes: list[str], folder: Path) -> None:
+def _overhead(by_name: _Records, modes: list[str], sizes: list[str], folder: Path) -> list[Path]:
     made, axes = figure(
         "How much training time does fault tolerance cost? (strict mode, beside none)",
         "size of the embedding table (x1 = smallest; x2w2 = twice the rows, twice the width)",
@@ -55,10 +56,10 @@ def _overhead(by_name: _Records, modes: list[str], sizes: list[str], folder: Pat
     axes.axhline(0, color="black", linewidth=0.8)
     axes.set_xticks(range(len(sizes)), sizes)
     axes.legend(ncols=2, fontsize=9, title="grey: the peer, a checkpoint every T seconds", title_fontsize=9)
-    save(made, folder, "training_overhead")
+    return save(made, folder, "training_overhead")
 
 
-def _memory(by_name: _Records, modes: list[str], size: str, folder: Path) -> None:
+def _memory(by_name: _Records, modes: list[str], size: str, folder: Path) -> list[Path]:
     made, axes = figure(
         f"What does a mode give for its memory? ({size}; up and left is better)",
         "memory of all nodes [multiples of none]",
@@ -78,10 +79,10 @@ def _memory(by_name: _Records, modes: list[str], size: str, folder: Path) -> Non
     axes.axhline(100, color=_GREY, linestyle="--", linewidth=1, label="none")
     axes.set_ylim(bottom=0)
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
-    save(made, folder, "training_memory")
+    return save(made, folder, "training_memory")
 
 
-def _processor(by_name: _Records, modes: list[str], size: str, folder: Path) -> None:
+def _processor(by_name: _Records, modes: list[str], size: str, folder: Path) -> list[Path]:
     made, axes = figure(
         f"Where do the processor seconds of a batch go? ({size}, strict mode)", "mode", "processor time per batch [ms]"
     )
@@ -100,7 +101,7 @@ def _processor(by_name: _Records, modes: list[str], size: str, folder: Path) -> 
         axes.axhline(1000 * none.value, color=_GREY, linestyle="--", linewidth=1, label="none, all of it")
     axes.set_xticks(range(len(modes)), modes)
     axes.legend(fontsize=9)
-    save(made, folder, "training_cpu")
+    return save(made, folder, "training_cpu")
 
 
 def _part(by_name: _Records, case: str, part: str) -> float:

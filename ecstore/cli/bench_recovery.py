@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ecstore.cli.output import Output, add_json_argument
+from ecstore.cli import benchmarking
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,7 +16,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Fills a cluster, trains on it, kills nodes with SIGKILL, and measures until every lost row and parity row is "
         "back; writes and restores a checkpoint of as many rows to compare with. Some eight minutes on two cores."
     )
-    parser.add_argument("--quick", action="store_true", help="under a minute: two cases, few rows")
     parser.add_argument("--rows-gb", type=float, metavar="GB", help="rows of the main cases (default 2, quick 0.05)")
     parser.add_argument("--ablation-gb", type=float, metavar="GB", help="rows of the ablations (default 0.5)")
     parser.add_argument("--nodes", type=int, metavar="N", help="node processes (default 8)")
@@ -28,19 +27,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", metavar="CASE,...", help="such as 'rs(4,2)/1-node,rs(4,2)/rate=4'")
     parser.add_argument("--no-checkpoint", action="store_true", help="without the peer")
     parser.add_argument("--checkpoint-dir", type=Path, metavar="DIR", help="(default: a temporary folder)")
-    parser.add_argument("--plot", type=Path, metavar="DIR", help="write figures there, as PNG and SVG")
-    add_json_argument(parser)
+    benchmarking.add_common_arguments(parser, "under a minute: two cases, few rows")
 
 
 def run(options: argparse.Namespace) -> int:
     from ecstore.bench.plot_recovery import plot
-    from ecstore.bench.plots import figure
     from ecstore.bench.recovery import RecoveryOptions
     from ecstore.bench.recovery import run as run_recovery
 
-    out = Output(options.json)
-    if options.plot is not None:
-        figure("", "", "")  # now, not after eight minutes of work: is matplotlib there?
+    out = benchmarking.begin(options)
     given: dict[str, Any] = {
         "rows_gb": options.rows_gb,
         "ablation_gb": options.ablation_gb,
@@ -56,9 +51,6 @@ def run(options: argparse.Namespace) -> int:
     chosen = {name: value for name, value in given.items() if value is not None}
     settings = replace(RecoveryOptions.quick() if options.quick else RecoveryOptions(), **chosen)
     report, timelines = run_recovery(settings, out.line)
-    for line in report.lines():
-        out.line(line)
-    if options.plot is not None:
-        plot(report.records, timelines, options.plot)
-    out.report(report.to_json() | {"timelines": timelines})
-    return 0
+    return benchmarking.finish(
+        out, report, options.plot, lambda folder: plot(report.records, timelines, folder), timelines=timelines
+    )

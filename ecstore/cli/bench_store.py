@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import re
-from pathlib import Path
 
-from ecstore.cli.output import Output, add_json_argument
+from ecstore.cli import benchmarking
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,38 +22,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--no-redis", action="store_true", help="without Redis")
     parser.add_argument("--no-loopback", action="store_true", help="without the plain copy")
-    parser.add_argument("--quick", action="store_true", help="small requests, few repetitions: under a minute")
-    parser.add_argument("--plot", type=Path, metavar="DIR", help="write figures, PNG and SVG, into this folder")
-    add_json_argument(parser)
+    benchmarking.add_common_arguments(parser, "small requests, few repetitions: under a minute")
 
 
 def run(options: argparse.Namespace) -> int:
-    from ecstore.bench import plots
     from ecstore.bench.plot_store import plot
     from ecstore.bench.store import StoreOptions
     from ecstore.bench.store import run as run_store
-    from ecstore.errors import ConfigError
 
-    out = Output(options.json)
-    try:
-        sizes = tuple(int(size) for size in options.row_bytes.split(","))
-    except ValueError:
-        raise ConfigError(f"--row-bytes are whole numbers and commas, not {options.row_bytes!r}") from None
+    out = benchmarking.begin(options)
     chosen = StoreOptions(
         rows=options.rows if options.rows is not None else 2_000 if options.quick else 20_000,
-        row_bytes=sizes,
+        row_bytes=benchmarking.numbers("--row-bytes", options.row_bytes, int, "64,256"),
         repetitions=options.repetitions if options.repetitions is not None else 3 if options.quick else 25,
-        codes=tuple(re.findall(r"[^,()]+(?:\([^)]*\))?", options.codes)),
+        codes=benchmarking.codes(options.codes),
         redis=not options.no_redis,
         loopback=not options.no_loopback,
     )
-    if options.plot is not None:
-        plots.figure("", "", "")  # is matplotlib here? Now, not after minutes of work
     report = run_store(chosen, out.line)
-    for line in report.lines():
-        out.line(line)
-    out.report(report.to_json())
-    if options.plot is not None:
-        for file in plot(report.records, options.plot):
-            out.line(f"wrote {file}")
-    return 0
+    return benchmarking.finish(out, report, options.plot, lambda folder: plot(report.records, folder))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ecstore.cli.output import Output, add_json_argument
+from ecstore.cli import benchmarking
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +16,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "each with training without redundancy; a checkpoint of all rows is timed as well. Some ten minutes on two "
         "cores."
     )
-    parser.add_argument("--quick", action="store_true", help="under a minute: three modes, one small table")
     parser.add_argument("--codes", metavar="CODE,...", help="such as 'none,rs(4,1)'; none must be among them")
     parser.add_argument("--sizes", metavar="SIZE,...", help="of x1, x2, x4, x8 and x2w2 (default: all)")
     parser.add_argument("--nodes", type=int, metavar="N", help="node processes, for all modes the same (default 6)")
@@ -29,21 +27,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batches", type=int, metavar="N", help="of one repetition of one mode (default 6)")
     parser.add_argument("--checkpoint-every", metavar="S,...", help="intervals, seconds (default 30,60; - for none)")
     parser.add_argument("--checkpoint-dir", type=Path, metavar="DIR", help="(default: a temporary folder)")
-    parser.add_argument("--plot", type=Path, metavar="DIR", help="write figures there, as PNG and SVG")
-    add_json_argument(parser)
+    benchmarking.add_common_arguments(parser, "under a minute: three modes, one small table")
 
 
 def run(options: argparse.Namespace) -> int:
     from ecstore.bench.plot_training import plot
-    from ecstore.bench.plots import figure
     from ecstore.bench.training import TrainingOptions
     from ecstore.bench.training import run as run_training
 
-    out = Output(options.json)
-    if options.plot is not None:
-        figure("", "", "")  # now, not after ten minutes of work: is matplotlib there?
+    out = benchmarking.begin(options)
     given: dict[str, Any] = {
-        "codes": None if options.codes is None else tuple(re.findall(r"[^,()]+(?:\([^)]*\))?", options.codes)),
+        "codes": None if options.codes is None else benchmarking.codes(options.codes),
         "sizes": None if options.sizes is None else tuple(options.sizes.split(",")),
         "nodes": options.nodes,
         "categories": options.categories,
@@ -51,23 +45,13 @@ def run(options: argparse.Namespace) -> int:
         "dense_step_s": None if options.dense_step_ms is None else options.dense_step_ms / 1000,
         "rounds": options.rounds,
         "batches": options.batches,
-        "intervals": None if options.checkpoint_every is None else _numbers(options.checkpoint_every),
+        "intervals": None if options.checkpoint_every is None else _intervals(options.checkpoint_every),
         "folder": options.checkpoint_dir,
     }
     chosen = {name: value for name, value in given.items() if value is not None}
     report = run_training(replace(TrainingOptions.quick() if options.quick else TrainingOptions(), **chosen), out.line)
-    for line in report.lines():
-        out.line(line)
-    if options.plot is not None:
-        plot(report.records, options.plot)
-    out.report(report.to_json())
-    return 0
+    return benchmarking.finish(out, report, options.plot, lambda folder: plot(report.records, folder))
 
 
-def _numbers(text: str) -> tuple[float, ...]:
-    from ecstore.errors import ConfigError
-
-    try:
-        return () if text == "-" else tuple(float(part) for part in text.split(","))
-    except ValueError as error:
-        raise ConfigError(f"{text!r} is not a list of numbers such as 30,60") from error
+def _intervals(text: str) -> tuple[float, ...]:
+    return () if text == "-" else benchmarking.numbers("--checkpoint-every", text, float, "30,60 (seconds)")

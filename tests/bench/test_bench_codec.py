@@ -124,7 +124,7 @@ def test_a_plot_that_cannot_be_written_says_so(tmp_path):
     (tmp_path / "file").touch()
     record = Record("encode/rs(2,1)/1MiB", "throughput", 2.0, "GB/s", "isa-l", 1.0, 2.0, 0.1)
     with pytest.raises(ConfigError, match="--plot"):
-        plot_codec.draw([record], tmp_path / "file")
+        plot_codec.plot([record], tmp_path / "file")
 
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch):
