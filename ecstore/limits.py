@@ -53,9 +53,9 @@ BLOCK_SLOTS = 1024
 #: Slots of a key list that a new owner takes in at once, before it turns to what else waits: some 2 ms of work.
 ADOPT_SLOTS = 1 << 14
 
-#: Rows that a sweep decodes at a time, in bytes, and at least BLOCK_SLOTS of them: a millisecond of work at each
-#: node, against some 0.3 ms that the messages of a decode take whatever their size.
-DECODE_BLOCK_BYTES = MIB
+#: Rows that a sweep decodes at a time, in bytes, and at least BLOCK_SLOTS of them: some two milliseconds of work at
+#: each node, against some 0.3 ms that the messages of a decode take whatever their size.
+DECODE_BLOCK_BYTES = 2 * MIB
 
 #: Rows that a sweep may be told to decode at a time. Whatever the number, `MAX_DECODE_BYTES` bounds the bytes.
 MAX_DECODE_BLOCK = 1 << 16
@@ -65,6 +65,9 @@ MAX_DECODE_BYTES = 64 * MIB
 
 #: Rows of one reply; checked before memory is taken for it. Below the largest frame, above a block of the widest rows.
 MAX_REPLY_BYTES = 240 * MIB
+
+#: Rows of the blocks of one message: the next delta to the sink waits behind it.
+MAX_BLOCK_FRAME_BYTES = 3 * MIB // 2
 
 #: Blocks that one sink has asked of one source and not yet received.
 MAX_BLOCKS_IN_FLIGHT = 4
@@ -102,3 +105,8 @@ assert BLOCK_SLOTS % 8 == 0
 def blocks_of(row_bytes: int) -> int:
     """How many blocks of rows of so many bytes may be asked for at once; at least one."""
     return max(1, min(MAX_BLOCKS_IN_FLIGHT, MAX_WANT_BYTES // (BLOCK_SLOTS * max(1, row_bytes))))
+
+
+def blocks_in_frame(row_bytes: int) -> int:
+    """How many of these blocks travel in one message; at least one."""
+    return max(1, MAX_BLOCK_FRAME_BYTES // (BLOCK_SLOTS * max(1, row_bytes)))

@@ -172,8 +172,7 @@ class _Killer:
 
     def run(self) -> None:
         try:
-            if self._seen.case.trains:
-                time.sleep(WARM_UP_S + self._scale.before_s)
+            time.sleep(WARM_UP_S + (self._scale.before_s if self._seen.case.trains else 0.0))
             self._kill_and_wait()
             if self._seen.case.trains:
                 time.sleep(self._scale.after_s)

@@ -69,10 +69,11 @@ def _config(options: argparse.Namespace) -> NodeConfig:
         chosen["decode_block_rows"] = given.decode_block_rows
     if given.decode_only is not None:
         chosen["decode_only"] = given.decode_only
-    if given.heartbeat_s is not None:
-        chosen["heartbeat_s"] = given.heartbeat_s
     if given.suspect_after_s is not None:
         chosen["suspect_after_s"] = chosen["lease_s"] = given.suspect_after_s
+        chosen["heartbeat_s"] = given.suspect_after_s / 5
+    if given.heartbeat_s is not None:
+        chosen["heartbeat_s"] = given.heartbeat_s
     return NodeConfig(
         name=options.name,
         listen=options.listen,

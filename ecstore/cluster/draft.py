@@ -8,7 +8,7 @@ group with the new epoch, and a new owner stamps its shard too.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -68,17 +68,27 @@ class Draft:
 
     def least_loaded(self, group: Group, parity: bool, candidates: Iterable[str]) -> str | None:
         """The candidate with the fewest shards in this role, then in all, then the nearest on the ring."""
-        rank = self.preference(group)
-        return min(
-            candidates,
-            key=lambda node: (
-                self.loads.role(group.code, parity, node),
-                self.loads.total(node),
-                rank.get(node, len(rank)),
-                node,
-            ),
-            default=None,
+        return min(candidates, key=self._load_key(group, parity), default=None)
+
+    def least_busy(self, group: Group, parity: bool, candidates: Iterable[str]) -> str | None:
+        """The candidate with the fewest shards of the group's code to recover, then the least loaded one: a loss is
+        made good when the last node is done with its part of it. Moves even out the roles afterwards.
+        """
+        busy = Counter(
+            shard.owner
+            for other in self.groups
+            if other.code == group.code and not other.lost
+            for shard in other.shards
+            if shard.state == "recovering"
         )
+        by_load = self._load_key(group, parity)
+        return min(candidates, key=lambda node: (busy[node], by_load(node)), default=None)
+
+    def _load_key(self, group: Group, parity: bool) -> Callable[[str], tuple[int, int, int, str]]:
+        rank = self.preference(group)
+        return lambda node: (
+            self.loads.role(group.code, parity, node), self.loads.total(node), rank.get(node, len(rank)), node,
+        )  # fmt: skip
 
     # -- changes ---------------------------------------------------------------------------------------------
 

@@ -261,7 +261,7 @@ def _substitute(draft: Draft, gid: int, index: int, dead: set[int]) -> None:
     if former in free:
         substitute: str | None = former  # its next life: nothing has to move back later
     else:
-        substitute = draft.least_loaded(group, parity, [node for node in free if node not in joining])
+        substitute = draft.least_busy(group, parity, [node for node in free if node not in joining])
     if substitute is None:
         # Only nodes that are about to own another shard are left: that move must wait.
         substitute = draft.least_loaded(group, parity, [node for node in free if node in joining])

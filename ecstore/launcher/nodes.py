@@ -61,21 +61,26 @@ class NodeSettings:
             "--decode-rate",
             type=float,
             metavar="MIB",
-            help="MiB a second that one node decodes in the background (default 20); rows that are asked for are "
+            help="MiB a second that one node decodes in the background (default 10); rows that are asked for are "
             "decoded at once, whatever the rate",
         )
         group.add_argument(
             "--decode-block",
             type=int,
             metavar="ROWS",
-            help="rows that are decoded in the background at a time (default: as many as make 1 MiB)",
+            help="rows that are decoded in the background at a time (default: as many as make 2 MiB)",
         )
         group.add_argument(
             "--decode-only",
             choices=("sweep", "on-demand"),
             help="without the other way of decoding; to measure what each is good for",
         )
-        group.add_argument("--heartbeat", type=float, metavar="S", help="seconds between heartbeats (default 0.2)")
+        group.add_argument(
+            "--heartbeat",
+            type=float,
+            metavar="S",
+            help="seconds between heartbeats (default: a fifth of --suspect-after)",
+        )
         group.add_argument(
             "--suspect-after", type=float, metavar="S", help="silence after which a peer is suspected (default 1.0)"
         )

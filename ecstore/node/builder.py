@@ -46,6 +46,7 @@ async def _follow(runtime: Runtime, sink: OwnedSink, src: int, recovery: Recover
     while not sink.shard.sources[src].loaded:
         try:
             if not sink.shard.sources[src].synced:
+                await pacer.take(0)  # key lists are long, too
                 await _subscribe(runtime, sink, src)
             else:
                 await _fetch_blocks(runtime, sink, src, pacer)
@@ -80,7 +81,7 @@ async def _subscribe(runtime: Runtime, sink: OwnedSink, src: int) -> None:
 
 
 async def _fetch_blocks(runtime: Runtime, sink: OwnedSink, src: int, pacer: Pacer) -> None:
-    """Ask for the next few missing blocks, which travel one by one, and wait for them."""
+    """Ask for the next few missing blocks, and wait for them."""
     gid, dst = sink.key
     source = sink.shard.sources[src]
     group = runtime.group(gid)

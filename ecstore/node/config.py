@@ -28,7 +28,7 @@ class NodeConfig:
     #: Bytes of rows that come back a second in the background, data and parity together; rows asked for are decoded
     #: without a limit. All nodes recover at once, and each row costs k reads elsewhere: low enough for a trainer and
     #: all its nodes on two cores, as in a demonstration or a benchmark.
-    decode_bytes_per_s: float = 20.0 * limits.MIB
+    decode_bytes_per_s: float = 10.0 * limits.MIB
     #: Rows that the sweep decodes at a time: larger blocks cost less in all, smaller ones hold other work up less.
     #: None: as many as make `limits.DECODE_BLOCK_BYTES`.
     decode_block_rows: int | None = None

@@ -120,7 +120,8 @@ class DataShard:
         if mask is None:
             return np.empty(0, np.int64)
         known = slots[(slots >= 0) & (slots < mask.size)].astype(np.int64, copy=False)
-        return np.unique(known[mask[known]])
+        lost = known[mask[known]]
+        return lost if bool((lost[1:] > lost[:-1]).all()) else np.unique(lost)
 
     def restore(self, table_id: int, slots: I64, rows: U8) -> int:
         """Write decoded rows where they are still missing; how many were. Slots decoded meanwhile keep their rows."""

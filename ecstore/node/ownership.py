@@ -221,6 +221,8 @@ class Ownership:
 
     def _recovery(self, key: Key, kind: Kind, lost_node: str) -> Recovery:
         runtime = self._runtime
+        if kind != "move":
+            self.pacer.lost()
         return runtime.recoveries.open(
             Recovery(key[0], key[1], kind, lost_node, runtime.name, runtime.wall(), runtime.map.epoch)
         )

@@ -10,11 +10,19 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+#: After a node was lost its data shards are taken over first, and rows that are asked for are decoded: requests wait
+#: for that. All other work of the recovery, on every node, begins so much later ...
+GRACE_S = 0.4
+
+#: ... if any client has asked for something in so long a time: those that wait for the lost node ask nobody meanwhile.
+IN_USE_S = 1.0
+
 #: Seconds of unused rate that may be spent at once.
 BURST_S = 0.05
 
-#: After the latest request of a client for so long more of them are to be expected.
-QUIET_S = 0.004
+#: After the latest request of a client for so long more of them are to be expected: a push travels in several messages,
+#: and soon after it the next pull begins.
+QUIET_S = 0.02
 
 #: Longest wait of a piece of background work for requests to pause: under steady load it goes on in these steps, so
 #: that a recovery always ends.
@@ -34,6 +42,12 @@ class Pacer:
     def asked(self) -> None:
         """A client has asked for something."""
         self._asked_at = self._loop.time()
+
+    def lost(self) -> None:
+        """A node was lost, and this one has shards of it to recover."""
+        now = self._loop.time()
+        if now - self._asked_at < IN_USE_S:
+            self._free_at = max(self._free_at, now + GRACE_S)
 
     @contextmanager
     def waited_for(self) -> Iterator[None]:

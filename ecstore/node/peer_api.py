@@ -46,7 +46,7 @@ class PeerApi:
             "deltas": self._deltas,
             "acks": self._acks,
             "snapshot": self._snapshot,
-            "block": self._block,
+            "blocks": self._blocks,
             "ping": self._ping,
         }
         self.waiting: dict[str, Waiting] = {
@@ -162,7 +162,7 @@ class PeerApi:
             sink.recovery.rows_total += sum(int(np.count_nonzero(table.allocated)) for table in tables)
         sink.changed.set()
 
-    def _block(self, connection: Connection, frame: Frame) -> None:
+    def _blocks(self, connection: Connection, frame: Frame) -> None:
         sink, src = self._fed_sink(connection, frame)
         if sink is None:
             return
@@ -170,10 +170,10 @@ class PeerApi:
         check_row_bytes(row_bytes)
         rows = frame.bin(0, np.uint8)
         if rows.size % row_bytes:
-            raise FrameError(f"a block has whole rows of {row_bytes} bytes, not {rows.size / row_bytes:g}")
+            raise FrameError(f"blocks have whole rows of {row_bytes} bytes, not {rows.size / row_bytes:g}")
         rows = rows.reshape(-1, row_bytes)
         seq, table_id, taken = (integer(frame.meta, name) for name in ("seq", "table", "rows"))
-        if sink.shard.load_block(src, seq, table_id, block, rows) and sink.recovery is not None:
+        if sink.shard.load_blocks(src, seq, table_id, block, rows) and sink.recovery is not None:
             sink.recovery.progress(taken, taken * row_bytes, self._runtime.wall())
             sink.recovery.rows_total = max(sink.recovery.rows_total, sink.recovery.rows_decoded)
         sink.changed.set()
@@ -252,14 +252,15 @@ class PeerApi:
         cursor = shard.sinks.get(key)
         if cursor is None or cursor.subscription != integer(frame.meta, "subscription"):
             raise NotReadyError(f"node {key.node} is not subscribed; subscribe again", unsubscribed=True)
-        for block in range(first, first + count):
-            start, end = block * limits.BLOCK_SLOTS, (block + 1) * limits.BLOCK_SLOTS
+        together = limits.blocks_in_frame(store.row_bytes)
+        for block in range(first, first + count, together):
+            start, end = block * limits.BLOCK_SLOTS, min(block + together, first + count) * limits.BLOCK_SLOTS
             meta = self._stream_meta(shard, cursor) | {
                 "seq": shard.seq, "table": table_id, "block": block, "row_bytes": store.row_bytes,
                 "rows": int(store.keylist.allocated[start:end].sum()),
             }  # fmt: skip
-            rows = store.read_run(start, limits.BLOCK_SLOTS)
-            if not self._runtime.streams.send_in_order(shard, cursor, "block", meta, [rows]):
+            rows = store.read_run(start, end - start)
+            if not self._runtime.streams.send_in_order(shard, cursor, "blocks", meta, [rows]):
                 raise NotReadyError(f"no connection to node {key.node} yet; ask again")
         connection.reply(frame.rid, {})
 

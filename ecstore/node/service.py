@@ -52,7 +52,7 @@ CoordinationFactory = Callable[[Callable[[], Hello]], Awaitable[Coordination]]
 _OPEN_TO_CLIENTS = frozenset({"ping", "shard.read", "shard.info", "parity.read"})
 
 #: Message kinds that have no answer.
-_ONE_WAY = frozenset({"deltas", "acks", "snapshot", "block", "map"})
+_ONE_WAY = frozenset({"deltas", "acks", "snapshot", "blocks", "map"})
 
 #: Connections of a node, and how many of them only nodes may take.
 MAX_CONNECTIONS = 2048

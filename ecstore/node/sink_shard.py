@@ -144,23 +144,30 @@ class SinkShard:
             return table_id, first, row.size if row.all() else int(row.argmin())
         return None
 
-    def load_block(self, src: int, seq: int, table_id: int, block: int, rows: U8) -> bool:
-        """Take in the rows of one block as of `seq`, uint8 (n, row_bytes): those of its slots in use, a full block but
-        for the last. False when it is not wanted any more; ShapeError when rows are missing or too many.
+    def load_blocks(self, src: int, seq: int, table_id: int, first: int, rows: U8) -> bool:
+        """Take in the rows of some blocks from `first` on as of `seq`, uint8 (n, row_bytes): all of their slots in use,
+        so whole blocks but for the last of the table. False when none of them is wanted any more; ShapeError when rows
+        are missing or too many.
         """
         source = self.sources[src]
         mask = source.unloaded.get(table_id)
         if not source.synced or source.applied != seq or mask is None:
             return False
-        if not 0 <= block < mask.size or not mask[block]:
+        count = -(-rows.shape[0] // limits.BLOCK_SLOTS)
+        if not 0 <= first < mask.size or not mask[first : first + count].any():
             return False
-        start = block * limits.BLOCK_SLOTS
-        expected = max(0, min(limits.BLOCK_SLOTS, source.keys[table_id].used - start))
-        if rows.shape[0] != expected:
-            raise ShapeError(f"block {block} of table {table_id} has {expected} rows, not {rows.shape[0]}")
-        slots = np.arange(start, start + expected, dtype=np.uint32)
-        apply_delta(self._slab(table_id, rows.shape[1]).rows, slots, rows, source.coefficient)
-        mask[block] = False
+        start, used = first * limits.BLOCK_SLOTS, source.keys[table_id].used
+        expected = min(count * limits.BLOCK_SLOTS, used - start)
+        if rows.shape[0] != expected or first + count > mask.size:
+            raise ShapeError(f"{rows.shape[0]} rows from block {first} of table {table_id} on, of {used} in use")
+        slab = self._slab(table_id, rows.shape[1])
+        if mask[first : first + count].all():
+            apply_delta(slab.rows, np.arange(start, start + expected, dtype=np.uint32), rows, source.coefficient)
+        else:  # asked for again, and some of them have come meanwhile
+            slots = np.arange(start, start + expected, dtype=np.uint32)
+            missing = mask[slots // np.uint32(limits.BLOCK_SLOTS)]
+            apply_delta(slab.rows, slots[missing], np.ascontiguousarray(rows[missing]), source.coefficient)
+        mask[first : first + count] = False
         if not mask.any():
             del source.unloaded[table_id]
         return True

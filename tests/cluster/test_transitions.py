@@ -278,6 +278,16 @@ def test_a_loss_recovers_on_others_and_activation_leaves_the_epoch_of_the_group_
     assert after.health()["degraded"] == len(touched) - 1
 
 
+@pytest.mark.parametrize("victim", [f"n{i}" for i in range(8)])
+def test_what_is_to_be_recovered_is_spread_over_the_nodes(victim: str) -> None:
+    """Of eight nodes two are outside each group of six: nobody gets more than one shard above an even share."""
+    current = down(cluster(8, "replicate(3)", "rs(4,2)"), victim)
+    for code in ("replicate(3)", "rs(4,2)"):
+        recovering = [s for g in current.groups_of(code) for s in g.shards if s.state == "recovering"]
+        busy = Counter(shard.owner for shard in recovering)
+        assert max(busy.values()) <= -(-len(recovering) // 7) + 1
+
+
 def test_past_m_losses_groups_are_lost_for_good_and_the_others_go_on() -> None:
     current = cluster(8, "rs(2,1)", "rs(2,2)", "none")
     current = down(down(current, "n0"), "n1")

@@ -90,7 +90,7 @@ def peer_messages(world: World) -> dict[str, Message]:
         deltas,
         ("acks", {"acks": [[world.gid, world.src, world.dst, 0, 1, "ok"]], "epoch": world.map.epoch}, []),
         ("snapshot", stream | {"tables": [[world.table_id, width, n]], "requests": [[b"hostile", 1, 1]]}, lists),
-        ("block", stream | {"table": world.table_id, "block": 0, "row_bytes": width, "rows": 1}, [block]),
+        ("blocks", stream | {"table": world.table_id, "block": 0, "row_bytes": width, "rows": 1}, [block]),
         ("ping", {"incarnation": 1, "epoch": world.map.epoch}, []),
         ("sink.subscribe", world.place(subscription=77), []),
         ("sink.want", world.place(subscription=0, table=world.table_id, block=0, count=1), []),

@@ -51,7 +51,7 @@ from ecstore.wire import PREFIX_BYTES, PROTOCOL_VERSION, Frame, decode, decode_p
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(0 if FUZZ else 120)]
 
-ONE_WAY = {"deltas", "acks", "snapshot", "block"}
+ONE_WAY = {"deltas", "acks", "snapshot", "blocks"}
 
 #: "error" says that something met an error that nobody had thought of.
 KNOWN = BY_CODE.keys() - {"error"}

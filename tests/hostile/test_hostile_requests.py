@@ -120,5 +120,5 @@ def test_a_read_that_would_take_more_than_it_says(attacked: NodeProcesses, witne
 def test_one_way_kinds_have_no_answer_to_wait_for(attacked: NodeProcesses) -> None:
     hello = {"role": "node", "name": "nobody", "incarnation": 1}
     with RawClient(attacked.addresses["n1"], cluster=attacked.cluster, hello=hello) as raw:
-        for kind in ("deltas", "acks", "snapshot", "block", "map"):
+        for kind in ("deltas", "acks", "snapshot", "blocks", "map"):
             assert codes_of(raw.ask(kind, {})) == ["protocol"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ecstore.node.pacing import BURST_S, LONGEST_YIELD_S, QUIET_S, Pacer
+from ecstore.node.pacing import BURST_S, GRACE_S, IN_USE_S, LONGEST_YIELD_S, QUIET_S, Pacer
 from tests.sim.loop import VirtualLoop
 
 
@@ -79,3 +79,19 @@ def test_an_idle_cluster_waits_for_nobody() -> None:
         return asyncio.get_running_loop().time()
 
     assert in_virtual_time(work()) == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("asked_before_s", [0.1, IN_USE_S - 0.1, IN_USE_S + 0.1])
+def test_after_a_loss_background_work_begins_later_if_clients_are_there(asked_before_s: float) -> None:
+    async def work() -> float:
+        loop = asyncio.get_running_loop()
+        pacer = Pacer(1e9)
+        pacer.asked()
+        await asyncio.sleep(asked_before_s)
+        pacer.lost()
+        start = loop.time()
+        await asyncio.gather(pacer.take(0), pacer.take(1))
+        return loop.time() - start
+
+    grace = GRACE_S if asked_before_s < IN_USE_S else 0.0
+    assert in_virtual_time(work()) == pytest.approx(grace, abs=1e-6)

@@ -88,7 +88,7 @@ class Group:
         elif kind == "snapshot":
             sink.load_snapshot(src, *message)
         else:
-            assert sink.load_block(src, *message)
+            assert sink.load_blocks(src, *message)
 
     def truth_at(self, index: int, seq: int, slots: np.ndarray) -> np.ndarray:
         rows = self.truth[index][seq]
@@ -176,11 +176,11 @@ def build_step(group: Group, sink: SinkShard, asked: set[tuple[int, int]]) -> No
     table, first, count = found
     assert table == TABLE
     assert sink.sources[src].unloaded[TABLE][first : first + count].all()
-    for block in range(first, first + count):
-        if (src, block) not in asked:
-            asked.add((src, block))
-            rows = store.read_run(block * limits.BLOCK_SLOTS, limits.BLOCK_SLOTS)
-            channel.append(("block", (shard.seq, TABLE, block, rows)))
+    wanted = [block for block in range(first, first + count) if (src, block) not in asked]
+    if wanted:
+        asked.update((src, block) for block in wanted)
+        rows = store.read_run(wanted[0] * limits.BLOCK_SLOTS, len(wanted) * limits.BLOCK_SLOTS)
+        channel.append(("blocks", (shard.seq, TABLE, wanted[0], rows)))
 
 
 @pytest.mark.parametrize("seed", range(30))

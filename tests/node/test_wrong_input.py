@@ -57,12 +57,12 @@ def test_blocks_that_are_none():
     sink.load_snapshot(0, 5, [TableSnapshot(1, 16, np.arange(10, dtype=np.uint64), np.ones(10, np.uint8))], [])
     rows = np.ones((limits.BLOCK_SLOTS, 16), np.uint8)
     for block in (-1, 1, 2**40):
-        assert not sink.load_block(0, 5, 1, block, rows)
-    for count in (0, 9, 11, limits.BLOCK_SLOTS):  # rows that are missing would be zeros, and parity wrong
-        with pytest.raises(ShapeError, match="has 10 rows"):
-            sink.load_block(0, 5, 1, 0, rows[:count])
+        assert not sink.load_blocks(0, 5, 1, block, rows)
+    for count in (1, 9, 11, limits.BLOCK_SLOTS):  # rows that are missing would be zeros, and parity wrong
+        with pytest.raises(ShapeError, match="10 in use"):
+            sink.load_blocks(0, 5, 1, 0, rows[:count])
     assert not sink.complete
-    assert sink.load_block(0, 5, 1, 0, rows[:10])
+    assert sink.load_blocks(0, 5, 1, 0, rows[:10])
     assert sink.complete
 
 

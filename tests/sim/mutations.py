@@ -361,7 +361,7 @@ def _() -> list[Patch]:
 
 @_mutation("blocks overtake deltas", "parity", "model", seed=40)
 def _() -> list[Patch]:
-    original = SinkShard.load_block
+    original = SinkShard.load_blocks
 
     def send_in_order(self: DeltaStreams, shard: Any, cursor: Any, kind: str, meta: Any, bins: Any) -> bool:
         peer = self._runtime.peers.find(cursor.key.node, cursor.key.incarnation)
@@ -370,10 +370,10 @@ def _() -> list[Patch]:
         peer.connection.send(kind, meta, bins)
         return True
 
-    def load_block(self: SinkShard, src: int, seq: int, table_id: int, block: int, rows: Any) -> bool:
+    def load_blocks(self: SinkShard, src: int, seq: int, table_id: int, block: int, rows: Any) -> bool:
         return original(self, src, self.sources[src].applied, table_id, block, rows)
 
-    return [(DeltaStreams, "send_in_order", send_in_order), (SinkShard, "load_block", load_block)]
+    return [(DeltaStreams, "send_in_order", send_in_order), (SinkShard, "load_blocks", load_blocks)]
 
 
 @_mutation("a sink is called whole before it is", "parity", "model", "keys", "liveness", seed=0)

@@ -93,6 +93,7 @@ def _bounds(rng: random.Random) -> dict[str, int]:
     """Bounds of `ecstore.limits` for this run."""
     chosen = {
         "BLOCK_SLOTS": rng.choice((8, 8, 16, 1024)),
+        "MAX_BLOCK_FRAME_BYTES": rng.choice((0, 512, 1 << 20)),
         "DECODE_BLOCK_BYTES": 0,  # blocks of BLOCK_SLOTS: rows are so small that one block would be everything
         "MAX_UNACKED_BYTES": rng.choice((2_000, 20_000, limits.MAX_UNACKED_BYTES)),
         "MAX_RECENT_BYTES": rng.choice((1_000, 20_000, limits.MAX_RECENT_BYTES)),
