@@ -133,8 +133,8 @@ class LocalCluster:
         ]  # fmt: skip
         deadline = time.monotonic() + START_TIMEOUT_S
         self._spawn("coordination")
+        self._spawn("admin")  # at once: it loads for a second before it needs the other
         self._wait_for(lambda: _answers(self.coordination), deadline, "the coordination service", "coordination")
-        self._spawn("admin")
         self._wait_for(self._nodes_up, deadline, "the nodes", "admin")
         self._supervisor = threading.Thread(target=self._supervise, name="ecstore launcher", daemon=True)
         self._supervisor.start()

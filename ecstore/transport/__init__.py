@@ -1,8 +1,8 @@
-"""Connections between peers: frames over TCP, requests and replies, deadlines, bounds.
+"""Connections between peers: frames over TCP or a Unix socket, requests and replies, deadlines, bounds.
 
 The parts: `transport.hello` (who is at the other end), `transport.connection` (one connection),
-`transport.server` (accepts them), `transport.dial` (opens them), `transport.limits` (settings),
-`transport.loop` (uvloop or asyncio). Import from here.
+`transport.server` (accepts them), `transport.dial` (opens them), `transport.local` (the short way on one machine),
+`transport.limits` (settings), `transport.loop` (uvloop or asyncio). Import from here.
 """
 
 from __future__ import annotations

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+from collections.abc import Callable
 
 from ecstore.errors import EcstoreError, TimeoutError, UnavailableError
+from ecstore.transport import local
 from ecstore.transport.connection import Connection, Endpoint, Handler
 from ecstore.transport.hello import Hello, check_cluster
 from ecstore.transport.limits import DEFAULT_LIMITS, ConnectionLimits
@@ -57,7 +59,7 @@ async def connect(
         async with asyncio.timeout(timeout):
             if tap is not None:
                 await tap.passable()
-            await loop.create_connection(lambda: protocol_of(conn, tap), host, port)
+            await _open(loop, lambda: protocol_of(conn, tap), host, port)
             await opened
         if conn.end is not None:  # the handler or the peer ended it at once
             raise conn.end
@@ -68,6 +70,20 @@ async def connect(
         if isinstance(error, EcstoreError) or not isinstance(error, OSError):
             raise
         raise _connect_error(address, error, timeout) from error
+
+
+async def _open(
+    loop: asyncio.AbstractEventLoop, protocol: Callable[[], asyncio.BaseProtocol], host: str, port: int
+) -> None:
+    sock = local.dial(host, port)
+    if sock is None:
+        await loop.create_connection(protocol, host, port)
+        return
+    try:
+        await loop.create_unix_connection(protocol, sock=sock)
+    except BaseException:
+        sock.close()
+        raise
 
 
 def _connect_error(address: str, error: OSError, timeout: float) -> EcstoreError:

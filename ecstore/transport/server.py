@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ecstore.errors import CapacityError, ConfigError, EcstoreError, UnavailableError
+from ecstore.transport import local
 from ecstore.transport.budgets import ReceptionBudget, UnsentBudget
 from ecstore.transport.connection import Connection, Endpoint, Handler
 from ecstore.transport.hello import Hello, check_cluster, check_token
@@ -78,6 +79,7 @@ class Server:
         self._trusts = trusts
         self._tap = tap
         self._server: asyncio.Server | None = None
+        self._local: asyncio.AbstractServer | None = None  #: for processes of this machine
         # As keys, in order of arrival: a set of objects has another order in every run.
         self._sockets: dict[Connection, None] = {}  # accepted and not yet lost
         self._newcomers: dict[Connection, None] = {}  # no hello yet; oldest first
@@ -122,7 +124,13 @@ class Server:
             raise UnavailableError(
                 f"cannot listen on {host}:{port}: {error}. Choose a free port and an address of this machine"
             ) from error
-        self.address = format_address(self._server.sockets[0].getsockname())
+        name = self._server.sockets[0].getsockname()
+        self.address = format_address(name)
+        sock = local.listen(name[0], name[1])
+        if sock is not None:
+            self._local = await loop.create_unix_server(
+                lambda: protocol_of(Connection(loop, endpoint), self._tap), sock=sock
+            )
 
     @property
     def connections(self) -> tuple[Connection, ...]:
@@ -141,10 +149,14 @@ class Server:
         self._closing = True
         server, self._server = self._server, None
         server.close()
+        if self._local is not None:
+            self._local.close()
         for conn in tuple(self._sockets):
             conn.close("the server is closing")
         await self._empty.wait()
         await server.wait_closed()
+        if self._local is not None:
+            await self._local.wait_closed()
 
     def make_room(self) -> bool:
         """Close the open connection that has been silent longest, if that is long enough. False: there is none."""

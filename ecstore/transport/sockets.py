@@ -8,6 +8,7 @@ import socket
 from typing import Any, Final
 
 from ecstore.errors import ConfigError
+from ecstore.transport import local
 
 #: A half-open peer is found after 10 + 3 * 5 seconds without traffic. Heartbeats of the membership are
 #: faster; this is for connections without any, such as those of clients.
@@ -35,10 +36,12 @@ def tune_socket(transport: asyncio.BaseTransport) -> None:
     """No delay for small frames; keep-alive against half-open peers. Transports without a socket are left
     alone.
 
-    Buffer sizes stay with the kernel: it adapts them to the connection, up to several MiB, while setting
+    Buffer sizes of TCP stay with the kernel: it adapts them to the connection, up to several MiB, while setting
     them by hand turns that off and is capped at a few hundred KiB by default.
     """
     sock: Any = transport.get_extra_info("socket")
+    if sock is not None and sock.family == socket.AF_UNIX:
+        local.tune(sock)
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
     with contextlib.suppress(OSError):  # some systems refuse when the peer is gone already; that is noticed soon

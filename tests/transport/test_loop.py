@@ -6,11 +6,12 @@ import asyncio
 import socket
 import subprocess
 import sys
+from unittest.mock import patch
 
 import pytest
 from loops import Pair, Recorder, on_both_loops
 
-from ecstore.transport import install_uvloop, new_event_loop, run
+from ecstore.transport import install_uvloop, local, new_event_loop, run
 
 
 async def kind_of_loop() -> str:
@@ -43,11 +44,16 @@ def test_without_uvloop_asyncio_is_used_quietly(monkeypatch):
 
 @on_both_loops
 async def test_sockets_do_not_delay_and_are_kept_alive():
-    async with Pair(Recorder()) as pair:
-        for conn in (await pair.connect(), pair.handler.opened[0]):
-            sock = conn._transport.get_extra_info("socket")
-            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    with patch.object(local, "AVAILABLE", False):  # over TCP
+        async with Pair(Recorder()) as pair:
+            await the_sockets_are_tuned(pair)
+
+
+async def the_sockets_are_tuned(pair: Pair) -> None:
+    for conn in (await pair.connect(), pair.handler.opened[0]):
+        sock = conn._transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
 
 def test_the_limit_of_descriptors_is_raised():
