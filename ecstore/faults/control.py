@@ -57,9 +57,7 @@ class Faults:
     # ---- inside
 
     def line(self, conn: Connection, peer: str | None) -> Line:
-        made = Line(conn, peer, self._rules, self._rng.random, self._lines.discard)
-        self._lines.add(made)
-        return made
+        return Line(conn, peer, self._rules, self._rng.random, self._lines.add, self._lines.discard)
 
     async def passable(self, peer: str | None) -> None:
         """Wait until bytes get through to a peer and back."""

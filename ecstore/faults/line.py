@@ -29,13 +29,16 @@ class Line(asyncio.BufferedProtocol):
 
     def __init__(
         self, conn: Connection, peer: str | None, rules: RuleTable, chance: Callable[[], float],
-        on_gone: Callable[[Line], None],
+        on_made: Callable[[Line], None], on_gone: Callable[[Line], None],
     ) -> None:  # fmt: skip
+        """`on_made`, `on_gone`: called when it has a socket (an attempt to connect may fail), and when nothing that the
+        rules say concerns it any more.
+        """
         self._conn = conn
         self._peer = peer
         self._rules = rules
         self._chance = chance
-        self._on_gone = on_gone
+        self._on_made, self._on_gone = on_made, on_gone
         self._loop = asyncio.get_running_loop()
         self._socket: asyncio.Transport
         self._out, self._in = FINE, FINE
@@ -62,8 +65,10 @@ class Line(asyncio.BufferedProtocol):
             if not self._out.blocked:
                 self._socket.abort()  # given up while the line was dead
             return
-        if self._ended is not None and not self._in.blocked:
-            self._lost(*self._ended)
+        if self._ended is not None:
+            if not self._in.blocked:
+                self._on_gone(self)
+                self._lost(*self._ended)
             return
         self._set_reading()
         self._pump_out()
@@ -157,6 +162,7 @@ class Line(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._socket = cast("asyncio.Transport", transport)
+        self._on_made(self)
         self.apply()
         self._conn.connection_made(LineTransport(self, self._socket))
 
@@ -216,10 +222,10 @@ class Line(asyncio.BufferedProtocol):
         return self._conn.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._on_gone(self)
         if self._in.blocked and not self._told_lost and not self.closing:
             self._ended = (exc,)  # a FIN or a RST would not have come through
         else:
+            self._on_gone(self)
             self._lost(exc)
 
     def pause_writing(self) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from loops import LONG, Pair, Recorder, on_both_loops, settle, until
+from loops import LONG, Pair, Recorder, hello, on_both_loops, settle, until
 
 from ecstore.errors import TimeoutError, UnavailableError
 from ecstore.faults.control import Faults
+from ecstore.transport import PassiveHandler, connect
 
 BLOB = np.arange(300_000, dtype=np.uint32).view(np.uint8)  # far above what one read brings
 
@@ -152,3 +153,27 @@ async def test_a_cut_ends_the_connection_and_loses_nothing_before_it() -> None:
         assert arrived == list(range(len(arrived)))
         await until(lambda: pair.handler.ended)
         await settle()
+
+
+@on_both_loops
+async def test_an_attempt_that_failed_leaves_no_line_behind() -> None:
+    async with Faulty() as pair:
+        address = pair.server.address
+    far = Faults("c1", random.Random(2))
+    for _ in range(3):
+        with pytest.raises(UnavailableError):
+            await connect(address, hello(), PassiveHandler(), expect_cluster=None, timeout=LONG, tap=far.tap("n1"))
+    order(far, "partition", ["n1"])  # it would fail where a line without a socket were left
+    far.clear(None)
+
+
+@on_both_loops
+async def test_an_end_that_came_while_the_line_was_dead_is_told_once_it_works() -> None:
+    async with Faulty() as pair:
+        conn = await pair.connect_with_line()
+        order(pair.far, "partition", ["n1"], direction="in")
+        pair.handler.opened[0].abort()
+        await asyncio.sleep(0.1)
+        assert not conn.closed
+        pair.far.clear(None)
+        await until(lambda: conn.closed)
