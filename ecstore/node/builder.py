@@ -47,7 +47,8 @@ async def _follow(runtime: Runtime, sink: OwnedSink, src: int, recovery: Recover
         try:
             if not sink.shard.sources[src].synced:
                 await pacer.take(0)  # key lists are long, too
-                await _subscribe(runtime, sink, src)
+                if not sink.shard.sources[src].synced:  # the snapshot of an attempt given up may have come meanwhile
+                    await _subscribe(runtime, sink, src)
             else:
                 await _fetch_blocks(runtime, sink, src, pacer)
         except DataLossError:
@@ -69,6 +70,7 @@ async def _subscribe(runtime: Runtime, sink: OwnedSink, src: int) -> None:
     gid, dst = sink.key
     group = runtime.group(gid)
     owner = group.shards[src]
+    assert not sink.shard.sources[src].synced, "a stream that is followed would lose its number"
     number = runtime.next_subscription()
     sink.shard.sources[src].subscription = number
     sink.senders[src] = (owner.owner, owner.incarnation)

@@ -17,7 +17,7 @@ import numpy as np
 from ecstore import checksum
 from ecstore.cluster.transitions import NodeDown
 from ecstore.coordination.service import CoordinationService
-from ecstore.errors import EcstoreError
+from ecstore.errors import DataLossError, EcstoreError
 from ecstore.node import builder, decoder, takeover
 from ecstore.node.client_api import ClientApi
 from ecstore.node.data_shard import DataShard
@@ -386,6 +386,27 @@ def _() -> list[Patch]:
                 await builder.asyncio.sleep(0.05)
 
     return [(builder, "_follow", follow), (SinkShard, "complete", property(lambda self: True))]
+
+
+@_mutation("a stream that is followed is subscribed to again", "exception", "liveness", seed=4)
+def _() -> list[Patch]:
+    """A node waits for its turn, and does not look again whether what it had asked for before has come."""
+
+    async def follow(runtime: Any, sink: Any, src: int, recovery: Any, pacer: Any) -> None:
+        while not sink.shard.sources[src].loaded:
+            try:
+                if not sink.shard.sources[src].synced:
+                    await builder.asyncio.sleep(0.05)
+                    await builder._subscribe(runtime, sink, src)
+                else:
+                    await builder._fetch_blocks(runtime, sink, src, pacer)
+            except DataLossError:
+                raise
+            except EcstoreError as error:
+                builder._start_over_if_unsubscribed(runtime, sink, error)
+                await builder.asyncio.sleep(builder.RETRY_S)
+
+    return [(builder, "_follow", follow)]
 
 
 # -- membership ----------------------------------------------------------------------------------------------

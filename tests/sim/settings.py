@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from ecstore import limits
 from ecstore.cluster import placement
-from ecstore.node import client_api
+from ecstore.node import builder, client_api
 from ecstore.node.data_shard import DataShard
 from ecstore.node.sink_shard import SinkShard
 
@@ -43,6 +43,7 @@ class Settings:
     window_bytes: int
     delay_s: tuple[float, float]  #: of one message, least and most
     trainer: bool  #: a DLRM is trained meanwhile
+    patience_s: float  #: of a node that builds a sink: less than a message may take, it asks again in vain
 
     @property
     def clean_within_s(self) -> float:
@@ -80,6 +81,7 @@ def settings_of(seed: int) -> Settings:
         window_bytes=rng.choice((1 << 12, 1 << 18)),
         delay_s=rng.choice(((0.0001, 0.002), (0.0001, 0.002), (0.001, 0.03))),
         trainer=trainer,
+        patience_s=rng.choice((0.002, 0.02, 0.5)),
     )
 
 
@@ -116,6 +118,7 @@ def in_force(settings: Settings) -> Iterator[None]:
         for name, value in settings.bounds.items():
             stack.enter_context(patch.object(limits, name, value))
         stack.enter_context(patch.object(client_api, "WAIT_S", WAIT_S))
+        stack.enter_context(patch.object(builder, "PATIENCE_S", settings.patience_s))
         stack.enter_context(patch.object(placement, "SHARDS_PER_NODE", settings.shards_per_node))
         for made in (DataShard, SinkShard):  # their default was taken when the class was made
             defaults: dict[str, Any] = dict(made.__init__.__kwdefaults__ or {}) | {"max_rows": MAX_ROWS}
