@@ -42,9 +42,8 @@ def listen(host: str, port: int) -> socket.socket | None:
     name = name_of(host, port)
     if name is None:
         return None
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock = _new()
     try:
-        sock.setblocking(False)
         sock.bind(name)
         sock.listen(_BACKLOG)
     except OSError:  # the name is taken, or forbidden here
@@ -58,9 +57,8 @@ def dial(host: str, port: int) -> socket.socket | None:
     name = name_of(host, port)
     if name is None:
         return None
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock = _new()
     try:
-        sock.setblocking(False)
         sock.connect(name)
         if _user_of(sock) in (os.geteuid(), 0):
             return sock
@@ -68,6 +66,12 @@ def dial(host: str, port: int) -> socket.socket | None:
         pass
     sock.close()
     return None
+
+
+def _new() -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    return sock
 
 
 def tune(sock: socket.socket) -> None:
