@@ -64,6 +64,7 @@ class Line(asyncio.BufferedProtocol):
         if self._told_lost:
             if not self._out.blocked:
                 self._socket.abort()  # given up while the line was dead
+                self._on_gone(self)
             return
         if self._ended is not None:
             if not self._in.blocked:
@@ -157,6 +158,7 @@ class Line(asyncio.BufferedProtocol):
         self._loop.call_soon(self._lost, None)
         if not (self._out.blocked and self._conn.opened):
             self._socket.abort()
+            self._on_gone(self)  # where an attempt to connect was cancelled, nobody tells of the socket's end
 
     # ---- incoming: called by the loop
 

@@ -163,7 +163,11 @@ def train(
         _in_strict_order(worker, _batches(dataset, config), run)
     else:
         with ThreadPoolExecutor(1, "prefetch") as ahead:
-            _prefetching(worker, _batches(dataset, config), run, ahead)
+            try:
+                _prefetching(worker, _batches(dataset, config), run, ahead)
+            except BaseException:
+                ahead.shutdown(wait=False, cancel_futures=True)  # nobody wants the next pull any more
+                raise
     labels, logits = worker.predict(dataset)
     return run.report(dataset, labels, logits)
 
@@ -325,7 +329,7 @@ def _prefetching(
     """`ahead` has one thread: what it is given is done one after the other.
 
     Whatever fails, a batch that was computed is pushed and reported before the error comes through, unless it is the
-    push before it that has failed.
+    push before it, or its report, that has failed.
     """
 
     def push(updates: dict[TableT, tuple[KeyArray, FloatArray]]) -> float:

@@ -82,7 +82,10 @@ async def _open(
     try:
         await loop.create_unix_connection(protocol, sock=sock)
     except BaseException:
-        sock.close()
+        if isinstance(loop, asyncio.BaseEventLoop):
+            sock.close()
+        else:  # uvloop has closed the descriptor: its number may be another file's by now
+            sock.detach()
         raise
 
 

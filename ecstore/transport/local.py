@@ -22,8 +22,7 @@ AVAILABLE: Final = sys.platform == "linux"
 #: grants less where its own limit is lower.
 SEND_BUFFER_BYTES: Final = 1 << 20
 
-_BACKLOG: Final = 512
-_CREDENTIALS: Final = struct.Struct("3i")  # process, user, group
+_CREDENTIALS: Final = struct.Struct("iII")  # process, user, group
 
 
 def name_of(host: str, port: int) -> str | None:
@@ -38,14 +37,16 @@ def name_of(host: str, port: int) -> str | None:
 
 
 def listen(host: str, port: int) -> socket.socket | None:
-    """A listening socket beside the TCP one; None where there can't be any."""
+    """A socket for a server to listen on, beside the TCP one; None where there can't be any."""
     name = name_of(host, port)
     if name is None:
         return None
-    sock = _new()
+    try:
+        sock = _new()
+    except OSError:  # no more descriptors
+        return None
     try:
         sock.bind(name)
-        sock.listen(_BACKLOG)
     except OSError:  # the name is taken, or forbidden here
         sock.close()
         return None
@@ -57,7 +58,10 @@ def dial(host: str, port: int) -> socket.socket | None:
     name = name_of(host, port)
     if name is None:
         return None
-    sock = _new()
+    try:
+        sock = _new()
+    except OSError:
+        return None  # the attempt by TCP says why
     try:
         sock.connect(name)
         if _user_of(sock) in (os.geteuid(), 0):

@@ -28,6 +28,9 @@ from ecstore.transport.tap import Tap, protocol_of
 #: hold.
 MAX_CONNECTIONS = 1024
 
+#: Connections that the system has accepted and we have not, of each listening socket.
+BACKLOG: Final = 512
+
 #: Of so many newcomers the oldest is turned away: a share of all connections, but room for those of one moment.
 NEWCOMERS_SHARE: Final = 4
 MIN_NEWCOMERS: Final = 16
@@ -118,7 +121,7 @@ class Server:
         )
         try:
             self._server = await loop.create_server(
-                lambda: protocol_of(Connection(loop, endpoint), self._tap), host, port, backlog=512
+                lambda: protocol_of(Connection(loop, endpoint), self._tap), host, port, backlog=BACKLOG
             )
         except OSError as error:
             raise UnavailableError(
@@ -129,7 +132,7 @@ class Server:
         sock = local.listen(name[0], name[1])
         if sock is not None:
             self._local = await loop.create_unix_server(
-                lambda: protocol_of(Connection(loop, endpoint), self._tap), sock=sock
+                lambda: protocol_of(Connection(loop, endpoint), self._tap), sock=sock, backlog=BACKLOG
             )
 
     @property

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import socket
 from unittest.mock import patch
 
 import numpy as np
 import pytest
-from loops import LONG, Pair, hello, on_both_loops
+from loops import LONG, Pair, hello, on_both_loops, until
 
 from ecstore.errors import UnavailableError
 from ecstore.transport import Connection, PassiveHandler, connect, local, parse_address
@@ -77,3 +79,22 @@ async def test_a_server_that_has_ended_refuses_and_leaves_no_name():
     again = local.listen(*parse_address(address))
     assert again is not None
     again.close()
+
+
+@on_both_loops
+async def test_a_dial_that_is_cancelled_ends_cancelled_whenever_that_is():
+    async with Pair() as pair:
+        await pair.connect()
+        before = len(os.listdir("/proc/self/fd"))
+        for turns in range(12):
+            dial = asyncio.create_task(pair.connect())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            if not dial.cancel():
+                (await dial).close("it was too fast")
+            else:
+                with pytest.raises(asyncio.CancelledError):
+                    await dial
+        await until(lambda: len(pair.server.connections) == 1)
+        await until(lambda: len(os.listdir("/proc/self/fd")) == before)
+        await (await pair.connect()).request("echo", {}, timeout=LONG)  # no descriptor of another was closed
