@@ -173,7 +173,10 @@ async def test_an_end_that_came_while_the_line_was_dead_is_told_once_it_works() 
         conn = await pair.connect_with_line()
         order(pair.far, "partition", ["n1"], direction="in")
         pair.handler.opened[0].abort()
-        await asyncio.sleep(0.1)
+        for _ in range(3):  # the system tells of the end to who writes
+            await asyncio.sleep(0.03)
+            conn.send("note", {})
+        await asyncio.sleep(0.03)
         assert not conn.closed
         pair.far.clear(None)
         await until(lambda: conn.closed)
