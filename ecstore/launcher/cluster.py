@@ -26,12 +26,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from ecstore.errors import ConfigError, EcstoreError, UnavailableError
-from ecstore.launcher.nodes import NodeSettings, node_addresses
+from ecstore.launcher.nodes import NICE_BESIDE_OTHERS, NodeSettings, node_addresses
 from ecstore.launcher.ports import check_free, free_ports
 from ecstore.launcher.processes import (
     WATCH_PAUSE_S,
@@ -126,7 +126,7 @@ class LocalCluster:
         self._commands["admin"] = [
             sys.executable, "-m", "ecstore", "admin", f"--listen={admin_address}", f"--run-dir={self.run_dir}",
             f"--coordination={self.coordination}", f"--exit-with={mine}", f"--cluster={cluster}",
-            *self.options.settings.arguments(),
+            *self._node_settings().arguments(),
             *(f"--node={name}={address}" for name, address in self.addresses.items()),
             *([] if self.options.restart_crashed else ["--no-restart"]),
             *(["--remove-run-dir"] if self._temporary else []),
@@ -138,6 +138,10 @@ class LocalCluster:
         self._wait_for(self._nodes_up, deadline, "the nodes", "admin")
         self._supervisor = threading.Thread(target=self._supervise, name="ecstore launcher", daemon=True)
         self._supervisor.start()
+
+    def _node_settings(self) -> NodeSettings:
+        chosen = self.options.settings
+        return chosen if chosen.nice is not None else replace(chosen, nice=NICE_BESIDE_OTHERS)
 
     def _choose_addresses(self) -> str:
         """Ports of everything, checked; the address of the admin service."""

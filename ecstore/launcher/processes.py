@@ -5,6 +5,7 @@ A process is known by its number *and* its start time: numbers come again, and a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ecstore.errors import ConfigError
 from ecstore.threads import SINGLE_THREADED
 
 #: Seconds between two looks whether a watched process is still there.
@@ -121,6 +123,21 @@ def exit_with(pid: int, stop: Callable[[], object], *, grace_s: float = 2 * GRAC
         os._exit(1)
 
     threading.Thread(target=watch, name="exit with parent", daemon=True).start()
+
+
+def give_way(nice: int) -> None:
+    """Let other processes of this machine go first: `nice` is 0 (an equal among them) to 19, as of nice(1).
+
+    A share of a processor remains however busy the others are. Linux shares processors among sessions, if its
+    autogroups are on, and niceness counts inside of one; the session of a process that leads one gets the same.
+    """
+    if not 0 <= nice <= 19:
+        raise ConfigError(f"--nice is 0 to 19, not {nice}")
+    if nice and hasattr(os, "nice"):
+        os.nice(nice)
+        if os.getsid(0) == os.getpid():
+            with contextlib.suppress(OSError):  # no autogroups here
+                Path("/proc/self/autogroup").write_text(str(nice))
 
 
 def last_line(log: Path) -> str:
