@@ -12,7 +12,7 @@ from typing import Any, Final
 #: Upper bounds, seconds: from what a message on loopback takes to the deadline of a request that waits. What is above
 #: the last has a place of its own.
 BOUNDS_S: Final = (
-    0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+    0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 )  # fmt: skip
 
 #: Delta messages to one peer whose acknowledgement is awaited and timed; of more, the further ones are not timed.
