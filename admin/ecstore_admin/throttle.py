@@ -17,6 +17,7 @@ from pydantic.config import JsonDict
 
 from ecstore.errors import EcstoreError, UnavailableError
 from ecstore.throttle import MAX_RATE, MIN_RATE, Profile, Throttle
+from ecstore_admin.observer import FRESH_S
 
 if TYPE_CHECKING:
     from ecstore_admin.app import Service
@@ -83,8 +84,12 @@ class Throttling:
 
     def _settings(self) -> dict[str, Throttle]:
         observer = self._service.observer
-        told = {node: observer.statistics(node) for node in sorted(observer.answered)}
-        return {node: Throttle.from_wire(said["throttle"]) for node, said in told.items() if said is not None}
+        settings = {}
+        for node in sorted(observer.answered):
+            told = (observer.statistics(node) or {}).get("throttle")
+            if isinstance(told, dict):
+                settings[node] = Throttle.from_wire(told)
+        return settings
 
     def status(self) -> ThrottleStatus:
         settings, newest = self._settings(), self.newest()
@@ -107,36 +112,44 @@ class Throttling:
         before = self.newest()
         wanted = Throttle(request.profile, request.rate_bytes_per_s, before.revision + 1)
         if (before.profile, before.rate_bytes_per_s) != (wanted.profile, wanted.rate_bytes_per_s):
-            await self._tell(wanted, self._service.observer.answered)
+            took = await self._tell(wanted, self._service.observer.answered)
             self._service.observer.event(
                 "throttle", "", f"recoveries are {wanted.profile} from now on", profile=wanted.profile
             )
-        await self._looked_again()
+            await self._shown(wanted, took)
         return self.status()
 
-    async def _looked_again(self) -> None:
-        """The answer must show what was done: what was known before is too old."""
-        await asyncio.sleep(2 * 0.05)
-        await self._service.observer.refresh()
+    async def _shown(self, setting: Throttle, nodes: frozenset[str]) -> None:
+        """Return when the observer has seen the setting at `nodes`, or they are gone: the answer must show it."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + ASK_TIMEOUT_S
+        while loop.time() < deadline:
+            settings = self._settings()
+            if not any(setting.replaces(settings[node]) for node in nodes if node in settings):
+                return
+            await asyncio.sleep(FRESH_S)
+            await self._service.observer.refresh()
 
-    async def _tell(self, setting: Throttle, nodes: frozenset[str]) -> None:
+    async def _tell(self, setting: Throttle, nodes: frozenset[str]) -> frozenset[str]:
+        """The nodes that took it; UnavailableError when none did."""
         current, store = self._service.observer.map, self._service.observer.store()
         assert current is not None, "who has answered is in the map"
 
-        async def tell(node: str) -> EcstoreError | None:
+        async def tell(node: str) -> tuple[str, EcstoreError | None]:
             try:
                 await store.ask_node(
                     current.nodes[node].address, "throttle.set", setting.to_wire(), timeout=ASK_TIMEOUT_S
                 )
             except EcstoreError as error:
-                return error
-            return None
+                return node, error
+            return node, None
 
         outcomes = await asyncio.gather(*(tell(node) for node in sorted(nodes) if node in current.nodes))
-        failed = [outcome for outcome in outcomes if outcome is not None]
-        if len(failed) == len(outcomes):
-            why = failed[0] if failed else "no node answers"
+        took = frozenset(node for node, error in outcomes if error is None)
+        if not took:
+            why = outcomes[0][1] if outcomes else "no node answers"
             raise UnavailableError(f"no node has taken the new setting ({why}); try again")
+        return took
 
     async def watch(self) -> None:
         """Bring nodes that join, or were away, to the newest setting. Runs until cancelled."""
@@ -148,7 +161,7 @@ class Throttling:
                 try:
                     await self._tell(newest, behind)
                 except EcstoreError as error:
-                    logger.warning("nodes %s can't be told how to recover yet: %s", ", ".join(sorted(behind)), error)
+                    logger.warning("nodes %s can't be told the throttle yet: %s", ", ".join(sorted(behind)), error)
 
 
 def router(service: Service) -> APIRouter:
