@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 import ecstore
 from ecstore.cluster.map import ClusterMap
 from ecstore.throttle import PROFILES
+from ecstore_admin.training import merged
 
 if TYPE_CHECKING:
     from ecstore_admin.app import Service
@@ -242,8 +243,6 @@ def _histograms(told: Mapping[str, Told]) -> Iterator[Metric]:
 
 def _trainers(told: Mapping[str, Told]) -> Iterator[Metric]:
     """All trainers together: their names are not bounded."""
-    from ecstore_admin.training import merged
-
     running = [trainer for trainer in merged(told.values()) if trainer["state"] == "running"]
     yield GaugeMetricFamily("ecstore_trainers_running", "Trainers that reported lately.", len(running))
     yield GaugeMetricFamily(
