@@ -14,7 +14,7 @@ import ecstore
 from ecstore.cluster.map import ClusterMap
 from ecstore.errors import EcstoreError
 from ecstore.launcher.nursery import Nursery
-from ecstore_admin import faults, models, problems, scrub
+from ecstore_admin import faults, metrics, models, problems, rows, scrub, throttle, training
 from ecstore_admin.observer import Observer
 from ecstore_admin.settings import AdminSettings
 from ecstore_admin.supervisor import NodeProcess, Supervisor
@@ -33,6 +33,7 @@ class Service:
         self.observer = Observer(list(settings.nodes.values()), settings.cluster)
         self.supervisor = Supervisor(settings, self.observer.event, nursery)
         self.scrubbing = scrub.Scrubbing(self)
+        self.throttling = throttle.Throttling(self)
 
     @asynccontextmanager
     async def running(self, _app: FastAPI) -> AsyncIterator[None]:
@@ -42,6 +43,7 @@ class Service:
         watching = [
             asyncio.create_task(self.supervisor.watch(), name="watch processes"),
             asyncio.create_task(self.observer.watch(), name="watch cluster"),
+            asyncio.create_task(self.throttling.watch(), name="watch throttle"),
         ]
         try:
             yield
@@ -225,6 +227,10 @@ def create_app(settings: AdminSettings, nursery: Nursery | None = None) -> FastA
     _add_actions(app, service)
     app.include_router(scrub.router(service.scrubbing))
     app.include_router(faults.router(service))
+    app.include_router(metrics.router(service))
+    app.include_router(throttle.router(service))
+    app.include_router(rows.router(service))
+    app.include_router(training.router(service))
     _describe_errors(app)
     return app
 

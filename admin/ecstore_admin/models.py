@@ -179,15 +179,20 @@ class Recovery(BaseModel):
     lost_node: str = Field(description="owner before; of a move the node that the shard leaves")
     new_owner: str = Field(description="empty when the group is lost and nobody took over")
     epoch: int
-    state: Literal["waiting", "running", "done", "lost", "cancelled"] = Field(
-        description="cancelled: the new owner was lost, too, and another recovery follows"
+    state: Literal["waiting", "running", "throttled", "stuck", "done", "lost", "cancelled"] = Field(
+        description="throttled: held by the rate limit, or letting requests go first; stuck: no progress for 10 s "
+        "although nothing holds it; cancelled: the new owner was lost, too, and another recovery follows"
     )
     rows_total: int
     rows_decoded: int
     rows_on_demand: int = Field(description="of those, decoded because they were asked for")
+    rows_failed: int = Field(default=0, description="not back when the group was lost")
+    bytes_total: int = 0
     bytes_decoded: int
-    rate_rows_per_s: float
-    eta_s: float | None
+    retries: int = Field(default=0, description="attempts that failed and were made again")
+    rate_rows_per_s: float = Field(description="over the last 5 s, or since rows came last")
+    rate_bytes_per_s: float = 0.0
+    eta_s: float | None = Field(description="from that rate; null: nothing comes at the moment, or it has ended")
     started_at: float
     serving_at: float | None = Field(description="when the new owner began to serve the shard")
     first_row_at: float | None

@@ -41,6 +41,7 @@ class Observer:
         self._next_event = 1
         self._map: ClusterMap | None = None
         self.problem = "no node has answered yet"  #: why there is no map; "" when there is one
+        self.answered: frozenset[str] = frozenset()  #: nodes that told their statistics at the last look
 
     # -- looking ----------------------------------------------------------------------------------------
 
@@ -124,6 +125,7 @@ class Observer:
         self._next_event += 1
 
     def _take_nodes(self, nodes: dict[str, Any]) -> None:
+        self.answered = frozenset(name for name, node in nodes.items() if "recoveries" in (node["statistics"] or {}))
         for name, node in nodes.items():
             statistics = node["statistics"]
             if not statistics or "error" in statistics:
