@@ -536,7 +536,7 @@ def _pull_sections(frame: Frame) -> list[_Section]:
 
 
 def _push_sections(frame: Frame, op: str) -> list[_Section]:
-    """_Section heads: group, shard, table, ids, bytes a row of the payload, request number, previous request number."""
+    """Section heads: group, shard, table, ids, bytes a row of the payload, request number, previous request number."""
     heads = _heads(frame, 7)
     keys = frame.bin(0, np.uint64, (sum(head[3] for head in heads),))
     if any(head[4] < 0 or head[4] % 4 for head in heads):
