@@ -97,7 +97,7 @@ def test_kill_is_a_real_sigkill_and_recover_brings_a_new_life(admin, store):
     until(lambda: node(admin, "n2")["state"] == "down", "the map to say that n2 is down")
 
     assert admin.post("/nodes/n2/recover").json()["outcome"] == "started"
-    assert admin.post("/nodes/n2/recover").json()["outcome"] == "already_up"
+    assert admin.post("/nodes/n2/recover").json()["outcome"] == "starting"
     until(lambda: node(admin, "n2")["state"] == "up", "n2 to be back")
     after = node(admin, "n2")
     assert after["address"] == before["address"]
