@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ecstore_admin.app import Service
 
 #: What a node that does not say which profile it follows does.
-DEFAULT_PROFILE: Final[models.Profile] = "balanced"
+DEFAULT_PROFILE: Final[models.Profile] = "training_first"
 
 _UNFINISHED: Final = ("waiting", "running", "throttled", "stuck")
 
@@ -53,9 +53,11 @@ def totals_of(recoveries: Sequence[dict[str, Any]]) -> models.DecodingTotals:
         **{state: counts[state] for state in (*_UNFINISHED, "done", "cancelled", "lost")},
         rows_total=sum(entry["rows_total"] for entry in going),
         rows_decoded=sum(entry["rows_decoded"] for entry in going),
+        bytes_total=sum(entry.get("bytes_total", 0) for entry in going),
         bytes_decoded=sum(entry["bytes_decoded"] for entry in going),
         rows_failed=sum(entry.get("rows_failed", 0) for entry in recoveries),
         rate_rows_per_s=sum(entry["rate_rows_per_s"] for entry in going),
+        rate_bytes_per_s=sum(entry.get("rate_bytes_per_s", 0.0) for entry in going),
         eta_s=max(etas) if etas and None not in etas else None,
     )
 

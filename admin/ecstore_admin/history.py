@@ -149,7 +149,7 @@ class History:
         """What a node says about one of its recoveries. An end that is known stays as it is."""
         key = key_of(recovery)
         known = self.known.get(key)
-        if known is None and recovery["started_at"] <= self._forgotten:
+        if known is None and recovery["finished_at"] is not None and recovery["started_at"] <= self._forgotten:
             return
         if known is not None and known.finished:
             return
@@ -160,12 +160,16 @@ class History:
         if known.finished or not known.written_at or time.monotonic() - known.written_at > PROGRESS_PAUSE_S:
             self._dirty[key] = None
 
-    def end(self, key: RecoveryKey, **fields: Any) -> None:
+    def end(self, key: RecoveryKey, state: str, now: float) -> None:
         """Say what became of a recovery that nobody reports any more."""
         known = self.known[key]
-        if not known.finished:
-            known.recovery = known.recovery | fields
-            self._dirty[key] = None
+        if known.finished:
+            return
+        told = known.recovery
+        failed = max(0, told["rows_total"] - told["rows_decoded"]) if state == "lost" else told.get("rows_failed", 0)
+        stopped = {"eta_s": None, "rate_rows_per_s": 0.0, "rate_bytes_per_s": 0.0}
+        known.recovery = told | stopped | {"state": state, "finished_at": now, "rows_failed": failed}
+        self._dirty[key] = None
 
     def sync(self) -> None:
         """Read what other services wrote, and write what is new; without the lock, the next call tries again."""
@@ -231,6 +235,12 @@ class History:
                     self.known.clear()
                     self._dirty.clear()
                 self._cluster = record["cluster"]
+            case "forget":
+                self._forgotten = max(self._forgotten, record["started_at"])
+                for key, known in list(self.known.items()):
+                    if known.finished and known.recovery["started_at"] <= self._forgotten:
+                        del self.known[key]
+                        self._dirty.pop(key, None)
             case "begin":
                 self._next_id = max(self._next_id, record["next_id"])
                 self._forgotten = max(self._forgotten, record["forgotten"])
@@ -300,10 +310,11 @@ class History:
     def _bound(self) -> None:
         """Forget the oldest finished recoveries that are too many; write the file anew when it has grown too large."""
         if len(self.known) > MAX_RECOVERIES:
-            ended = sorted((known.recovery["started_at"], key) for key, known in self.known.items() if known.finished)
-            for started_at, key in ended[: len(self.known) - MAX_RECOVERIES * 3 // 4]:
-                del self.known[key]
-                self._forgotten = max(self._forgotten, started_at)
+            ended = sorted(known.recovery["started_at"] for known in self.known.values() if known.finished)
+            if ended:
+                until = ended[: len(self.known) - MAX_RECOVERIES * 3 // 4][-1]
+                self._append([{"type": "forget", "started_at": until}])  # for all services the same
+                self._read()
         if self._place[1] > max(COMPACT_BYTES, 2 * self._compacted):
             self._compact()
 

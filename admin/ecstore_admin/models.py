@@ -19,7 +19,7 @@ _RECOVERY_EXAMPLE: JsonDict = {
     "rows_total": 2113, "rows_decoded": 1024, "rows_on_demand": 96, "bytes_decoded": 131072,
     "rate_rows_per_s": 2210.5, "eta_s": 0.49, "started_at": 1767225600.1, "serving_at": 1767225600.12,
     "first_row_at": 1767225600.13, "last_progress_at": 1767225600.55, "finished_at": None,
-    "rows_failed": 0, "bytes_total": 264125,
+    "rows_failed": 0, "bytes_total": 270464, "retries": 0, "rate_bytes_per_s": 282944.0,
 }  # fmt: skip
 
 _GROUP_COUNTS: JsonDict = {
@@ -276,17 +276,19 @@ class Recovery(BaseModel):
     new_owner: str = Field(description="empty when the group is lost and nobody took over")
     epoch: int
     state: RecoveryState = Field(
-        description="throttled: held back for the sake of requests; stuck: nothing has moved although it should; "
-        "cancelled: the new owner was lost, too, and another recovery follows"
+        description="throttled: held by the rate limit, or letting requests go first; stuck: no progress for 10 s "
+        "although nothing holds it; cancelled: the new owner was lost, too, and another recovery follows"
     )
     rows_total: int
     rows_decoded: int
     rows_on_demand: int = Field(description="of those, decoded because they were asked for")
-    rows_failed: int = Field(default=0, description="attempts to decode a row that failed and were made again")
+    rows_failed: int = Field(default=0, description="not back when the group was lost")
+    bytes_total: int = 0
     bytes_decoded: int
-    bytes_total: int | None = Field(default=None, description="null: not known yet")
-    rate_rows_per_s: float
-    eta_s: float | None
+    retries: int = Field(default=0, description="attempts that failed and were made again")
+    rate_rows_per_s: float = Field(description="over the last seconds, or since rows came last")
+    rate_bytes_per_s: float = 0.0
+    eta_s: float | None = Field(description="from that rate; null: nothing comes at the moment, or it has ended")
     started_at: float
     serving_at: float | None = Field(description="when the new owner began to serve the shard")
     first_row_at: float | None
@@ -306,9 +308,11 @@ class DecodingTotals(BaseModel):
     lost: int
     rows_total: int
     rows_decoded: int
+    bytes_total: int
     bytes_decoded: int
     rows_failed: int = Field(description="of all recoveries that are remembered")
     rate_rows_per_s: float
+    rate_bytes_per_s: float
     eta_s: float | None = Field(description="of the last of them; null: not known, or nothing goes on")
 
 
@@ -317,7 +321,7 @@ class Decoding(BaseModel):
         {
             "recoveries": [_RECOVERY_EXAMPLE],
             "next": None,
-            "profile": "balanced",
+            "profile": "training_first",
             "totals": {
                 "waiting": 0,
                 "running": 1,
@@ -328,9 +332,11 @@ class Decoding(BaseModel):
                 "lost": 0,
                 "rows_total": 2113,
                 "rows_decoded": 1024,
+                "bytes_total": 270464,
                 "bytes_decoded": 131072,
                 "rows_failed": 0,
                 "rate_rows_per_s": 2210.5,
+                "rate_bytes_per_s": 282944.0,
                 "eta_s": 0.49,
             },
         }

@@ -36,6 +36,7 @@ class Observer:
         self._nodes: dict[str, dict[str, Any]] = {}
         self._map: ClusterMap | None = None
         self.problem = "no node has answered yet"  #: why there is no map; "" when there is one
+        self.answered: frozenset[str] = frozenset()  #: nodes that told their statistics at the last look
 
     # -- looking ----------------------------------------------------------------------------------------
 
@@ -120,6 +121,7 @@ class Observer:
         self.history.note(event, mark)
 
     def _take_nodes(self, nodes: dict[str, Any]) -> None:
+        self.answered = frozenset(name for name, node in nodes.items() if "recoveries" in (node["statistics"] or {}))
         for name, node in nodes.items():
             statistics = node["statistics"]
             if not statistics or "error" in statistics:
@@ -170,9 +172,9 @@ class Observer:
             if known.finished:
                 continue
             if key.group in lost:
-                self.history.end(key, state="lost", finished_at=now, eta_s=None, rate_rows_per_s=0.0)
+                self.history.end(key, "lost", now)
             elif not current.is_alive(key.new_owner, known.life):
-                self.history.end(key, state="cancelled", finished_at=now, eta_s=None, rate_rows_per_s=0.0)
+                self.history.end(key, "cancelled", now)
         told = {
             (key.group, key.shard) for key, known in self.history.known.items() if known.recovery["state"] == "lost"
         }

@@ -28,9 +28,11 @@ OPERATIONS = (
     "GET /faults", "DELETE /faults/{fault_id}", "GET /scrub", "DELETE /scrub",
 )  # fmt: skip
 
-#: These stop or cut off the cluster that the others need; test_admin_faults.py and test_admin_scrub.py try them.
+#: These stop, cut off or change the cluster that the others need, or do not end; test_admin_faults.py,
+#: test_admin_scrub.py, test_admin_nodes.py and test_admin_events.py try them.
 TRIED_ELSEWHERE = (
     "POST /nodes/{node_id}/pause", "POST /nodes/{node_id}/resume", "POST /faults", "POST /scrub",
+    "POST /nodes", "POST /nodes/{node_id}/drain", "GET /events/stream",
 )  # fmt: skip
 
 
