@@ -90,6 +90,14 @@ def test_events_come_as_they_happen_and_the_stream_ends_with_the_service(admin, 
     assert ended.wait(60.0)
     listener.join(60.0)
     until(lambda: cluster._children["admin"].pid != service.pid, "the launcher to start the service again")
+    until(lambda: answers(admin), "the new service to answer")
+
+
+def answers(admin: httpx.Client) -> bool:
+    try:
+        return admin.get("/healthz").json()["reachable"]
+    except httpx.TransportError:
+        return False
 
 
 def test_pages_of_events(admin):

@@ -19,6 +19,10 @@ def node(admin: httpx.Client, name: str) -> dict:
     return admin.get(f"/nodes/{name}").raise_for_status().json()
 
 
+def kinds(admin: httpx.Client, name: str) -> list[str]:
+    return [event["kind"] for event in admin.get("/events").json()["events"] if event["node"] == name]
+
+
 def test_a_node_is_added_drained_and_ended(admin, cluster, store):
     table, ids = store.table("t"), np.arange(4_000, dtype=np.uint64)
     wanted = table.pull(ids)
@@ -46,6 +50,7 @@ def test_a_node_is_added_drained_and_ended(admin, cluster, store):
     assert admin.post("/nodes/extra/recover").json()["outcome"] == "draining"
     os.kill(shown["pid"], signal.SIGKILL)  # it ends by itself, as if it had crashed
     until(lambda: node(admin, "extra")["state"] == "down", "it to be down")
+    until(lambda: "exited" in kinds(admin, "extra"), "the service to notice")
     assert node(admin, "extra")["starts"] == 1
     assert admin.post("/nodes/extra/drain").json()["outcome"] == "already_down"
     assert admin.post("/nodes/extra/kill").json()["outcome"] == "already_down"
@@ -55,7 +60,7 @@ def test_a_node_is_added_drained_and_ended(admin, cluster, store):
     until(lambda: is_clean(admin), "four nodes with everything")
 
     assert admin.post("/nodes", json=order).json()["outcome"] == "already_down"
-    events = [event["kind"] for event in admin.get("/events").json()["events"] if event["node"] == "extra"]
+    events = kinds(admin, "extra")
     assert events.index("started") < events.index("node_up") < events.index("drain") < events.index("exited")
 
 
