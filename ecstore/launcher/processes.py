@@ -65,6 +65,15 @@ def is_running(process: ProcessId) -> bool:
     return identify(process.pid) == process
 
 
+def is_stopped(process: ProcessId) -> bool:
+    """Whether the process stands still by SIGSTOP; False where there is no /proc."""
+    try:
+        fields = Path(f"/proc/{process.pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return False
+    return fields[0] == b"T" and fields[19].decode() == process.started
+
+
 def send_signal(process: ProcessId, number: signal.Signals) -> bool:
     """Send a signal; False when the process is gone."""
     if not is_running(process):

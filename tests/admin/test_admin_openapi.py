@@ -29,10 +29,11 @@ OPERATIONS = (
     "GET /tables/{table}/rows/{key}", "GET /training",
 )  # fmt: skip
 
-#: These stop, slow down or cut off the cluster that the others need; the tests of each try them.
+#: These stop, cut off or change the cluster that the others need, or do not end; test_admin_faults.py,
+#: test_admin_scrub.py, test_admin_throttle.py, test_admin_nodes.py and test_admin_events.py try them.
 TRIED_ELSEWHERE = (
     "POST /nodes/{node_id}/pause", "POST /nodes/{node_id}/resume", "POST /faults", "POST /scrub",
-    "PUT /throttle",
+    "PUT /throttle", "POST /nodes", "POST /nodes/{node_id}/drain", "GET /events/stream",
 )  # fmt: skip
 
 
