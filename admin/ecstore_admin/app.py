@@ -15,6 +15,7 @@ from ecstore.cluster.map import ClusterMap
 from ecstore.errors import EcstoreError
 from ecstore.launcher.nursery import Nursery
 from ecstore_admin import faults, models, problems, scrub
+from ecstore_admin.dashboard.front import Front
 from ecstore_admin.observer import Observer
 from ecstore_admin.settings import AdminSettings
 from ecstore_admin.supervisor import NodeProcess, Supervisor
@@ -219,6 +220,7 @@ def create_app(settings: AdminSettings, nursery: Nursery | None = None) -> FastA
         responses=_ERRORS,
     )
     app.state.service = service
+    app.add_middleware(Front, service=service)
     app.add_middleware(problems.Guard, token=settings.token, loopback=settings.loopback)
     problems.install(app)
     _add_reads(app, service)
