@@ -33,13 +33,13 @@ class Actions:
 
     def build(self) -> None:
         """The dialog; once per page, inside of it."""
-        with ui.dialog().props('aria-labelledby="question" role="alertdialog"') as self._dialog:
-            with ui.element("div").classes("card dialog"):
-                self._title = ui.html("", sanitize=False, tag="h2").props('id="question"')
-                self._text = ui.label()
-                with ui.element("div").classes("buttons"):
-                    ui.button("Cancel", on_click=self._dialog.close).props("no-caps outline autofocus")
-                    self._do = ui.button("", on_click=self._confirmed).props('no-caps unelevated id="confirm"')
+        self._dialog = ui.dialog().props('aria-labelledby="question" role="alertdialog"')
+        with self._dialog, ui.element("div").classes("card dialog"):
+            self._title = ui.html("", sanitize=False, tag="h2").props('id="question"')
+            self._text = ui.label()
+            with ui.element("div").classes("buttons"):
+                ui.button("Cancel", on_click=self._dialog.close).props("no-caps outline autofocus")
+                self._do = ui.button("", on_click=self._confirmed).props('no-caps unelevated id="confirm"')
 
     def ask(self, question: Question) -> None:
         """Show the dialog; nothing happens before its button is pressed."""

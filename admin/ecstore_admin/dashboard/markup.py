@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from ecstore_admin.dashboard.charts import Chart, chart_svg
+from ecstore_admin.dashboard.charts import Chart, chart_html
 from ecstore_admin.dashboard.health import SIGNS, Health
 from ecstore_admin.dashboard.recoveries import ICONS, Burst
 from ecstore_admin.dashboard.view import EventView, NodeView, TrainerView, View
+from ecstore_admin.dashboard.words import count
 
 
 def health_html(health: Health) -> str:
@@ -22,31 +23,27 @@ def health_html(health: Health) -> str:
 
 def legend_html() -> str:
     """What the pieces of the ring mean; each differs in more than its colour."""
-    pieces = (("data", "data shard (outer)"), ("parity", "parity shard (inner)"), ("data recovering", "being decoded"))
-    drawn = "".join(
-        f'<li><svg viewBox="0 0 18 18" aria-hidden="true"><rect class="cell {kind}" x="2" y="2" width="14" height="14"/>'
-        f"</svg>{text}</li>"
-        for kind, text in pieces
-    )
-    flow = (
-        '<li><svg viewBox="0 0 18 18" aria-hidden="true"><path class="flow" d="M1 9H17"/></svg>shards taken over</li>'
-    )
-    return f'<ul class="legend">{drawn}{flow}</ul>'
+    box = '<rect class="cell {}" x="2" y="2" width="14" height="14"/>'
+    pieces = (
+        (box.format("data"), "data shard (outer)"), (box.format("parity"), "parity shard (inner)"),
+        (box.format("data recovering"), "being decoded"), ('<path class="flow" d="M1 9H17"/>', "taken over"),
+    )  # fmt: skip
+    items = (f'<li><svg viewBox="0 0 18 18" aria-hidden="true">{shape}</svg>{text}</li>' for shape, text in pieces)
+    return f'<ul class="legend">{"".join(items)}</ul>'
 
 
 def node_html(node: NodeView) -> str:
     figures = "".join(f"<dt>{escape(label)}</dt><dd>{escape(value)}</dd>" for label, value in node.figures)
-    return (
-        f'<h3>{escape(node.id)} <span class="state"><span aria-hidden="true">{node.icon}</span> {escape(node.word)}</span>'
-        f"</h3><dl>{figures}</dl>"
-    )
+    state = f'<span class="state"><span aria-hidden="true">{node.icon}</span> {escape(node.word)}</span>'
+    return f"<h3>{escape(node.id)} {state}</h3><dl>{figures}</dl>"
 
 
 def bursts_heading(bursts: Sequence[Burst]) -> str:
     if not bursts:
         return '<p class="quiet">Nothing has been lost yet. Kill a node to see its rows being decoded.</p>'
     running = sum(burst.finished_at is None for burst in bursts)
-    return f'<p class="quiet">{running or "None"} running; the newest {len(bursts)} are shown. Open one for its shards.</p>'
+    now = f"{count(running, 'loss', 'losses')} being repaired now" if running else "All repaired"
+    return f'<p class="quiet">{now}. Newest first; open one to see its shards.</p>'
 
 
 def burst_html(burst: Burst) -> str:
@@ -90,7 +87,7 @@ def _trainer(trainer: TrainerView) -> str:
 
 
 def _chart(chart: Chart) -> str:
-    drawn = chart_svg(chart) or '<p class="quiet">not reported yet</p>'
+    drawn = chart_html(chart) or '<p class="quiet">not reported yet</p>'
     latest = f" <strong>{escape(chart.latest)}</strong>" if chart.points else ""
     return f"<figure><figcaption>{escape(chart.title)}{latest}</figcaption>{drawn}</figure>"
 

@@ -55,6 +55,7 @@ class Page:
     def __init__(self, actions: Actions) -> None:
         self._actions = actions
         ui.add_head_html(f"<style>{_STYLE}</style>")
+        ui.colors(primary="#0072b2", positive="#007a5a", negative="#b34700", warning="#8a5f00")
         actions.build()
         with ui.element("div").classes("page"):
             self._header()
@@ -63,14 +64,15 @@ class Page:
                 with _card("Ring", "ring-card"):
                     self._ring = ui.html("", sanitize=False).classes("ring-box")
                     ui.html(legend_html(), sanitize=False)
-                with _card("Training", "training-card"):
-                    self._training = ui.html("", sanitize=False)
+                with ui.element("div").classes("side"):
+                    with _card("Recoveries", "recoveries-card"):
+                        self._profile()
+                        self._bursts_heading = ui.html("", sanitize=False)
+                        self._bursts = BurstList()
+                    with _card("Training", "training-card"):
+                        self._training = ui.html("", sanitize=False)
                 with _card("Nodes", "nodes-card"):
                     self._nodes = NodeCards(actions)
-                with _card("Recoveries", "recoveries-card"):
-                    self._profile()
-                    self._bursts_heading = ui.html("", sanitize=False)
-                    self._bursts = BurstList()
                 with _card("Events", "events-card"):
                     self._events = ui.html("", sanitize=False).classes("events").props(
                         'role="log" aria-label="Events, newest first" tabindex="0"'

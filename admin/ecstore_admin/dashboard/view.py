@@ -163,7 +163,7 @@ def _trainer(record: Record, seen: Snapshot) -> TrainerView:
     since = max(until - CHART_S, min((point[0] for point in points), default=until) - 1.0)
     since = min(since, until - 10.0)
     marks = tuple(
-        Mark(event["at"], f"{event['node']} {_MARKED[event['kind']]}", event["kind"] != "node_up")
+        Mark(event["at"], event["node"], _MARKED[event["kind"]], event["kind"] != "node_up")
         for event in seen.events
         if event["kind"] in _MARKED and event["node"] and since <= event["at"] <= until
     )
