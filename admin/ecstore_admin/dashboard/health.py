@@ -162,7 +162,7 @@ def _survives(
             "repairing", title,
             f"{len(degraded)} of {count(len(alive), 'group')} {'is' if len(degraded) == 1 else 'are'} being repaired"
             + (f" after the loss of {listed(down)}." if down else "."),
-            f"Nothing to do: {whole} again when done{_eta(recoveries)}.",
+            f"Nothing to do: it survives {whole} again when done{_eta(recoveries)}.",
         )  # fmt: skip
     if moving:
         reason = (

@@ -23,6 +23,7 @@ _STYLE: Final = Path(__file__).with_name("style.css").read_text(encoding="utf-8"
 _HISTORY: Final = 30
 _RECONNECT_S: Final = 5.0
 _THEMES: Final[dict[str, bool | None]] = {"System": None, "Light": False, "Dark": True}
+_KEPT: Final = "ecstore-colours"  # where the browser keeps the choice
 _PROFILES: Final = {
     "training_first": "training first", "balanced": "balanced", "recovery_first": "recovery first",
 }  # fmt: skip
@@ -38,6 +39,7 @@ def create(hub: Hub, rest: Rest) -> FastAPI:
         page = Page(Actions(rest, may_operate=role == "operate"))
         page.show(await hub.look())
         client.on_connect(lambda: hub.open(page, page.show))
+        client.on_connect(page.remember_colours)
         client.on_disconnect(lambda: hub.close(page))
         client.on_delete(lambda: hub.close(page))
 
@@ -98,8 +100,18 @@ class Page:
             if not self._actions.may_operate:
                 ui.html("view only", sanitize=False).classes("tag")
             ui.html('<a href="/docs">API</a>', sanitize=False)
-            dark = ui.dark_mode(None)
-            _choice("Colours", {name: name for name in _THEMES}, "System", lambda name: dark.set_value(_THEMES[name]))
+            self._dark = ui.dark_mode(None)
+            self._colours = _choice("Colours", {name: name for name in _THEMES}, "System", self._choose_colours)
+
+    def _choose_colours(self, name: str) -> None:
+        self._dark.set_value(_THEMES[name])
+        ui.run_javascript(f"localStorage.setItem({_KEPT!r}, {name!r})")
+
+    async def remember_colours(self) -> None:
+        """Ask the browser what was chosen in it before."""
+        name = await ui.run_javascript(f"localStorage.getItem({_KEPT!r})")
+        if name in _THEMES:
+            self._colours.set_value(name)
 
     def _profile(self) -> None:
         self._profile_box = ui.element("div").classes("profile")

@@ -123,7 +123,7 @@ def _flows(recoveries: Sequence[Mapping[str, Any]], places: Mapping[str, float])
             pairs[pair] = pairs.get(pair, 0) + 1
     flows = []
     for (source, target), number in sorted(pairs.items()):
-        (x1, y1), (x2, y2) = (_at(_BADGE_AT + _BADGE_RADIUS + 6, places[node]) for node in (source, target))
+        (x1, y1), (x2, y2) = (_at(_BADGE_AT - _BADGE_RADIUS - 5, places[node]) for node in (source, target))
         path = f"M{x1:.1f} {y1:.1f}Q{_CENTRE:.1f} {_CENTRE:.1f} {x2:.1f} {y2:.1f}"
         flows.append(Flow(path, f"{count(number, 'shard')} of {source} now on {target}"))
     return flows

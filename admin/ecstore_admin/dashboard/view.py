@@ -96,11 +96,11 @@ def paused_nodes(events: Sequence[Record]) -> frozenset[str]:
 
 def _node(record: Record, seen: Snapshot, paused: frozenset[str]) -> NodeView:
     node, state, why = str(record["id"]), str(record["state"]), str(record["down_reason"])
-    running = record["process"] == "running"
+    running = record["process"] in ("running", "paused")
     word = state
     if state == "down" and why == "left":
         state = word = "left"
-    elif running and node in paused:
+    elif record["process"] == "paused" or (running and node in paused):
         word = "paused" if state != "down" else "paused, declared down"
         state = "paused"
     elif why:
@@ -125,7 +125,8 @@ def _figures(record: Record) -> tuple[tuple[str, str], ...]:
         ("rows", known(rows, f"{rows or 0:,}")),
         ("memory", known(memory, size(memory or 0))),
         ("loop lag", known(lag, f"{lag or 0:.0f} ms")),
-        ("shards", f"{record['data_shards']} data, {record['parity_shards']} parity"),
+        ("data shards", str(record["data_shards"])),
+        ("parity shards", str(record["parity_shards"])),
         ("incarnation", f"{record['incarnation']}"),
         ("address", str(record["address"])),
     )
