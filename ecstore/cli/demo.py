@@ -81,8 +81,8 @@ def run(options: argparse.Namespace) -> int:
         ),
         out.stream,
         out.line,
-        started=started,
-        finished=finished,
+        on_start=started,
+        on_finish=finished,
     )  # fmt: skip
     report = to_json(result)
     if not keep_s:

@@ -17,7 +17,7 @@ import ecstore
 from ecstore.launcher import ClusterOptions, LocalCluster, NodeSettings, local_cluster
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Locator, Page
 
 PATIENCE_S = 60.0
 #: Pictures for the documentation are written here by `make screenshots`; without it none are.
@@ -91,8 +91,13 @@ class Visitor:
 
     def press(self, button: str) -> None:
         """A button of a node, and then the one of the dialog."""
-        self.page.get_by_role("button", name=button, exact=True).click()
+        self.button(button).click()
         self.page.locator("#confirm").click()
+        self.page.locator("#confirm").wait_for(state="hidden")
+
+    def button(self, name: str) -> Locator:
+        """Of a card, as opposed to the one of the dialog."""
+        return self.page.locator(".node").get_by_role("button", name=name, exact=True)
 
 
 @pytest.fixture

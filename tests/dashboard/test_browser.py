@@ -58,7 +58,7 @@ def test_six_nodes_and_what_each_has(whole, visit: Visit):
 def test_killed_by_its_button_decoded_to_the_end_and_recovered(whole, visit: Visit):
     visitor = visit()
     page = visitor.page
-    page.get_by_role("button", name="Kill n2", exact=True).click()
+    visitor.button("Kill n2").click()
     page.get_by_text("Kill node n2?").wait_for()
     assert "every row survives 1 more loss" in page.inner_text(".dialog")
     visitor.picture("confirm")
@@ -103,7 +103,8 @@ def test_pause_and_resume(whole, visit: Visit):
 
 
 def test_by_keyboard(whole, visit: Visit):
-    page = visit().page
+    visitor = visit()
+    page = visitor.page
     for _ in range(60):
         page.keyboard.press("Tab")
         if page.evaluate("document.activeElement.getAttribute('aria-label')") == "Kill n1":
@@ -130,7 +131,7 @@ def test_on_a_phone(whole, visit: Visit, scheme: str):
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     until(lambda: page.evaluate("document.body.classList.contains('body--dark')") == (scheme == "dark"), scheme)
     visitor.picture(f"phone-{scheme}")
-    page.get_by_role("button", name="Kill n3", exact=True).click()
+    visitor.button("Kill n3").click()
     page.get_by_text("Kill node n3?").wait_for()
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.get_by_role("button", name="Cancel").click()
@@ -178,7 +179,7 @@ def test_the_health_line_through_all_states(admin: httpx.Client, visit: Visit, c
     until(lambda: visitor.level() == "safe" and page.locator(".node.up").count() == 6, "safe again")
     until(lambda: is_clean(admin), "a clean cluster")
 
-    page.get_by_role("button", name="Kill n1", exact=True).click()
+    visitor.button("Kill n1").click()
     assert "for ever" not in page.inner_text(".dialog")
     page.get_by_role("button", name="Cancel").click()
     with ThreadPoolExecutor() as pool:
