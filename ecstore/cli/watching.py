@@ -115,7 +115,7 @@ class Seen:
             for event in said["events"]:
                 if event["at"] > self._newest.get(name, 0.0):
                     self._number += 1
-                    self._events.append(event | {"id": self._number})
+                    self._events.append({"details": {}} | event | {"id": self._number})
             self._newest[name] = max((event["at"] for event in said["events"]), default=self._newest.get(name, 0.0))
         while len(self._recoveries) > _RECOVERIES:
             del self._recoveries[next(iter(self._recoveries))]

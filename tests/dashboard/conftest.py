@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import time
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import numpy as np
 import pytest
+from PIL import Image
 
 import ecstore
 from ecstore.launcher import ClusterOptions, LocalCluster, NodeSettings, local_cluster
@@ -36,7 +38,7 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
     """Six nodes that decode slowly enough to be watched, with 20,000 rows."""
-    settings = NodeSettings(decode_mib_per_s=0.03)
+    settings = NodeSettings(decode_mib_per_s=0.05)
     with local_cluster(options=ClusterOptions(nodes=6, seed=1, settings=settings)) as running:
         with ecstore.connect(running.address) as store:
             table = store.create_table("user", dim=16, optimizer=ecstore.Adagrad(lr=0.1), code="rs(3,2)", seed=1)
@@ -73,6 +75,7 @@ class Visitor:
         self.page = page
         self.requests: list[str] = []
         self.complaints: list[str] = []
+        self.disturbed = False  #: the test takes its service away, of which browsers complain
         page.on("request", lambda request: self.requests.append(request.url))
         page.on("websocket", lambda socket: self.requests.append(socket.url))
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
@@ -87,7 +90,9 @@ class Visitor:
     def picture(self, name: str) -> None:
         if SCREENSHOTS:
             Path(SCREENSHOTS).mkdir(parents=True, exist_ok=True)
-            self.page.screenshot(path=f"{SCREENSHOTS}/{name}.png")
+            self.page.evaluate("window.scrollTo(0, 0)")
+            picture = Image.open(io.BytesIO(self.page.screenshot()))
+            picture.quantize(128).save(f"{SCREENSHOTS}/{name}.png", optimize=True)  # a third of the size
 
     def press(self, button: str) -> None:
         """A button of a node, and then the one of the dialog."""
@@ -117,4 +122,4 @@ def visit(browser: Browser, cluster: LocalCluster) -> Iterator[Callable[..., Vis
         foreign = [url for url in visitor.requests if not url.startswith((f"http{here}/", f"ws{here}/", "data:"))]
         assert not foreign
         assert len(visitor.requests) > 5
-        assert not visitor.complaints
+        assert visitor.disturbed or not visitor.complaints

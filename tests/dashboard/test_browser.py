@@ -75,7 +75,6 @@ def test_killed_by_its_button_decoded_to_the_end_and_recovered(whole, visit: Vis
         if len(set(seen)) == 2:
             page.locator(".burst summary").first.click()
             page.locator(".burst table").first.wait_for()
-            page.evaluate("window.scrollTo(0, 0)")
             visitor.picture("repairing")
         return "done" in page.locator(".burst-title .state").first.inner_text()
 
@@ -152,11 +151,11 @@ def test_dark_can_be_chosen(whole, visit: Visit):
 def test_a_new_service_is_found_again(whole, visit: Visit, cluster: LocalCluster):
     """The launcher starts the service again; the page, left open, loads itself anew."""
     visitor = visit()
+    visitor.disturbed = True
     visitor.page.evaluate("window.old = true")
     os.kill(cluster.pids["admin"], signal.SIGKILL)
-    until(lambda: visitor.page.evaluate("window.old !== true"), "a page that came again by itself")
+    visitor.page.wait_for_function("window.old !== true")
     visitor.page.wait_for_selector(".node")
-    visitor.complaints.clear()  # that nobody answered for a moment was meant
 
 
 def test_the_health_line_through_all_states(admin: httpx.Client, visit: Visit, cluster: LocalCluster):

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from ecstore_admin import problems
 from ecstore_admin.app import create_app
 from ecstore_admin.dashboard import front
 from ecstore_admin.dashboard.hub import Hub
 from ecstore_admin.dashboard.rest import Refused, Rest
 from ecstore_admin.settings import AdminSettings
-from fastapi import FastAPI
+from fastapi import FastAPI, HTTPException
 from fastapi.responses import PlainTextResponse
 
 
@@ -124,8 +125,15 @@ async def test_without_an_open_page_nothing_runs(app):
     await hub.stop()
 
 
-async def test_what_rest_refuses_is_told_in_its_words(app):
-    rest = Rest(app.build_middleware_stack())
+async def test_what_rest_refuses_is_told_in_its_words():
+    app = FastAPI()
+    problems.install(app)
+
+    @app.post("/nodes/n9/kill")
+    async def kill() -> None:
+        raise HTTPException(404, "there is no node 'n9'")
+
+    rest = Rest(app)
     assert await rest.get("/nowhere") is None
     with pytest.raises(Refused, match="there is no node 'n9'"):
         await rest.change("POST", "/nodes/n9/kill")

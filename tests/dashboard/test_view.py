@@ -31,9 +31,25 @@ def test_recoveries_of_one_loss_are_one_with_a_sum():
 
 def test_a_later_loss_of_the_same_node_is_another_and_a_move_is_no_loss():
     old = recovery(state="done", rows_decoded=1000, finished_at=105.0)
-    bursts = bursts_of([old, recovery(started_at=200.0), recovery(kind="move", lost_node="n3", started_at=150.0)])
-    assert [burst.title.split()[0] for burst in bursts] == ["n2", "1", "n2"]
+    moves = [
+        recovery(kind="move", lost_node=f"n{n}", started_at=150.0 + n, finished_at=150.5 + n, state="done")
+        for n in range(3)
+    ]
+    bursts = bursts_of([old, recovery(started_at=200.0), *moves])
+    assert [burst.title for burst in bursts] == [
+        "n2 was lost: 1 shard to repair", "Rebalancing: 3 shards moved to n6", "n2 was lost: 1 shard",
+    ]  # fmt: skip
     assert bursts[-1].percent == 100
+
+
+def test_what_happens_to_many_groups_at_once_is_one_line():
+    many = [
+        event(n, "group_at_risk", at=100.0, message=f"group {n} is at risk") | {"details": {"group": n}}
+        for n in range(12)
+    ]
+    first, second = view_of(snapshot(events=[*many, event(99, "killed", "n1", at=101.0)])).events
+    assert first.message == "something"
+    assert second.message == "12 groups are at risk: 0, 1, 2, 3, 4, 5 and 6 more"
 
 
 def test_what_was_cancelled_is_shown_and_not_counted():

@@ -58,8 +58,9 @@ class Front:
         elif self._page is not None:
             await self._page(scope, receive, _with_policy(send))
         elif scope["type"] == "websocket":
+            self._starting()  # it is of a page that was open when a former service ended: it tries again
             await receive()
-            await send({"type": "websocket.close", "code": 1013})  # of a page of a former service: it tries again
+            await send({"type": "websocket.close", "code": 1013})
         else:
             await self._starting()(scope, receive, _with_policy(send))
 

@@ -33,9 +33,12 @@ def legend_html() -> str:
 
 
 def node_html(node: NodeView) -> str:
-    figures = "".join(f"<dt>{escape(label)}</dt><dd>{escape(value)}</dd>" for label, value in node.figures)
+    """The address is long and needs no label: it stands below the name."""
+    figures = dict(node.figures)
+    address = figures.pop("address", "")
+    listed = "".join(f"<dt>{escape(label)}</dt><dd>{escape(value)}</dd>" for label, value in figures.items())
     state = f'<span class="state"><span aria-hidden="true">{node.icon}</span> {escape(node.word)}</span>'
-    return f"<h3>{escape(node.id)} {state}</h3><dl>{figures}</dl>"
+    return f"<h3>{escape(node.id)} {state}</h3><p>{escape(address)}</p><dl>{listed}</dl>"
 
 
 def bursts_heading(bursts: Sequence[Burst]) -> str:

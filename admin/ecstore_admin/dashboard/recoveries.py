@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ecstore_admin.dashboard.words import count, duration
+from ecstore_admin.dashboard.words import count, duration, listed
 
 #: A burst shows the first of these states that one of its shards is in.
 _ORDER: Final = ("stuck", "running", "throttled", "waiting", "lost", "done", "cancelled")
@@ -15,6 +15,8 @@ ICONS: Final[Mapping[str, str]] = {
     "stuck": "⚠", "running": "↻", "throttled": "⏳", "waiting": "…", "lost": "✕", "done": "✓", "cancelled": "–",
 }  # fmt: skip
 MAX_BURSTS: Final = 12
+_PAUSE_OF_LOSSES_S: Final = 1.0
+_PAUSE_OF_MOVES_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +76,16 @@ def bursts_of(recoveries: Sequence[Mapping[str, Any]]) -> tuple[Burst, ...]:
     """Newest first, at most `MAX_BURSTS`.
 
     Recoveries with the same lost node belong together until all of them have ended: what starts later is another loss.
+    Moves go on one after the other between many nodes: they are one rebalancing until there is a pause.
     """
-    open_: dict[tuple[str, bool], list[Mapping[str, Any]]] = {}
+    open_: dict[str, list[Mapping[str, Any]]] = {}
     found: list[list[Mapping[str, Any]]] = []
     for recovery in sorted(recoveries, key=lambda entry: float(entry["started_at"])):
-        key = (str(recovery["lost_node"]), recovery["kind"] == "move")
+        move = recovery["kind"] == "move"
+        key = "" if move else str(recovery["lost_node"])
         members = open_.get(key)
-        if members is None or all(_ended_before(member, recovery["started_at"]) for member in members):
+        begin = recovery["started_at"] - (_PAUSE_OF_MOVES_S if move else _PAUSE_OF_LOSSES_S)
+        if members is None or all(_ended_before(member, begin) for member in members):
             members = open_[key] = []
             found.append(members)
         members.append(recovery)
@@ -99,12 +104,14 @@ def _burst(members: list[Mapping[str, Any]]) -> Burst:
     node, move = first["lost_node"], first["kind"] == "move"
     ends = [member["finished_at"] for member in members]
     etas = [member["eta_s"] for member in counted if member["finished_at"] is None and member["eta_s"] is not None]
-    shards = count(len(counted), "shard")
-    title = f"{shards} moving from {node}" if move else f"{node} was lost: {shards} to repair"
-    if all(end is not None for end in ends):
-        title = f"{shards} moved from {node}" if move else f"{node} was lost: {shards}"
+    ended, shards = None not in ends, count(len(counted), "shard")
+    if move:
+        targets = listed(sorted({str(member["new_owner"]) for member in counted}), 3)
+        title = f"Rebalancing: {shards} {'moved' if ended else 'moving'} to {targets}"
+    else:
+        title = f"{node} was lost: {shards}{'' if ended else ' to repair'}"
     return Burst(
-        key=f"{'move' if move else 'loss'}-{node}-{first['started_at']:.3f}",
+        key=f"{'move' if move else f'loss-{node}'}-{first['started_at']:.3f}",
         title=title,
         state=min((str(member["state"]) for member in counted), key=_rank),
         total=sum(member["rows_total"] for member in counted),

@@ -18,6 +18,8 @@ NODE_ICONS: Final[Mapping[str, str]] = {
     "up": "✓", "draining": "→", "starting": "…", "paused": "‖", "down": "✕", "left": "–",
 }  # fmt: skip
 MAX_EVENTS: Final = 60
+_LOOKED_AT: Final = 1_000
+_ONE_MOMENT_S: Final = 1.0
 CHART_S: Final = 180.0  #: span of the charts
 
 _PROCESS_EVENTS: Final = frozenset({"paused", "resumed", "killed", "started", "exited"})
@@ -81,7 +83,7 @@ def view_of(seen: Snapshot) -> View:
         nodes=nodes,
         bursts=bursts_of(seen.recoveries),
         trainers=tuple(_trainer(record, seen) for record in _newest(seen.trainers)),
-        events=tuple(_event(record, seen.utc_offset_s) for record in reversed(seen.events[-MAX_EVENTS:])),
+        events=_events(seen),
         profile=seen.profile,
         cluster="" if seen.map is None else f"{seen.map.cluster} · epoch {seen.map.epoch}",
         connect=seen.connect,
@@ -144,11 +146,27 @@ def _warning(seen: Snapshot, node: str) -> tuple[str, bool]:
     return f"No row is lost: {count(then.shards, 'shard')} of it are decoded on other nodes.{after}", False
 
 
-def _event(record: Record, utc_offset_s: float) -> EventView:
-    kind = str(record["kind"])
-    icon = "✕" if kind in _BAD else "✓" if kind in _GOOD else "·"
-    node = str(record["node"] or "")
-    return EventView(int(record["id"]), clock(record["at"], utc_offset_s), icon, node, str(record["message"]))
+def _events(seen: Snapshot) -> tuple[EventView, ...]:
+    """Newest first. What happens to many groups in one moment is one line."""
+    lines: list[list[Record]] = []
+    for record in reversed(seen.events[-_LOOKED_AT:]):
+        same = lines and str(record["kind"]).startswith("group_") and lines[-1][0]["kind"] == record["kind"]
+        if same and abs(lines[-1][0]["at"] - record["at"]) < _ONE_MOMENT_S:
+            lines[-1].append(record)
+        else:
+            lines.append([record])
+    return tuple(_event(records, seen.utc_offset_s) for records in lines[:MAX_EVENTS])
+
+
+def _event(records: Sequence[Record], utc_offset_s: float) -> EventView:
+    newest = records[0]
+    kind, message = str(newest["kind"]), str(newest["message"])
+    if len(records) > 1:
+        groups = sorted({int(record["details"]["group"]) for record in records if "group" in record["details"]})
+        state = kind.removeprefix("group_").replace("_", " ")
+        message = f"{count(len(records), 'group')} are {state}: {listed(groups, 6)}"
+    icon = "⚠" if kind == "group_at_risk" else "✕" if kind in _BAD else "✓" if kind in _GOOD else "·"
+    return EventView(int(newest["id"]), clock(newest["at"], utc_offset_s), icon, str(newest["node"] or ""), message)
 
 
 def _newest(trainers: Sequence[Record]) -> list[Record]:
