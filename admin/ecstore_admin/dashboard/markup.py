@@ -43,9 +43,9 @@ def node_html(node: NodeView) -> str:
 
 def bursts_heading(bursts: Sequence[Burst]) -> str:
     if not bursts:
-        return '<p class="quiet">Nothing has been lost yet. Kill a node to see its rows being decoded.</p>'
+        return '<p class="quiet">Nothing has been lost yet. Kill a node below, and see its rows come back.</p>'
     running = sum(burst.finished_at is None for burst in bursts)
-    now = f"{count(running, 'loss', 'losses')} being repaired now" if running else "All repaired"
+    now = f"{count(running, 'recovery', 'recoveries')} under way" if running else "Everything is repaired"
     return f'<p class="quiet">{now}. Newest first; open one to see its shards.</p>'
 
 

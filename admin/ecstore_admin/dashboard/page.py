@@ -63,9 +63,12 @@ class Page:
             self._header()
             self._health = ui.html("", sanitize=False).props('role="status" aria-live="polite" id="health"')
             with ui.element("main").classes("grid"):
-                with _card("Ring", "ring-card"):
-                    self._ring = ui.html("", sanitize=False).classes("ring-box")
-                    ui.html(legend_html(), sanitize=False)
+                with ui.element("div").classes("side"):
+                    with _card("Ring", "ring-card"):
+                        self._ring = ui.html("", sanitize=False).classes("ring-box")
+                        ui.html(legend_html(), sanitize=False)
+                    with _card("Nodes", "nodes-card"):
+                        self._nodes = NodeCards(actions)
                 with ui.element("div").classes("side"):
                     with _card("Recoveries", "recoveries-card"):
                         self._profile()
@@ -73,8 +76,6 @@ class Page:
                         self._bursts = BurstList()
                     with _card("Training", "training-card"):
                         self._training = ui.html("", sanitize=False)
-                with _card("Nodes", "nodes-card"):
-                    self._nodes = NodeCards(actions)
                 with _card("Events", "events-card"):
                     self._events = ui.html("", sanitize=False).classes("events").props(
                         'role="log" aria-label="Events, newest first" tabindex="0"'

@@ -12,7 +12,7 @@ from ecstore_admin.dashboard.words import count, duration, listed
 _ORDER: Final = ("stuck", "running", "throttled", "waiting", "lost", "done", "cancelled")
 #: Icon of each state, beside its word.
 ICONS: Final[Mapping[str, str]] = {
-    "stuck": "⚠", "running": "↻", "throttled": "⏳", "waiting": "…", "lost": "✕", "done": "✓", "cancelled": "–",
+    "stuck": "⚠", "running": "↻", "throttled": "◔", "waiting": "…", "lost": "✕", "done": "✓", "cancelled": "–",
 }  # fmt: skip
 MAX_BURSTS: Final = 12
 _PAUSE_OF_LOSSES_S: Final = 1.0

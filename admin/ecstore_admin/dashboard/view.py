@@ -149,7 +149,8 @@ def _warning(seen: Snapshot, node: str) -> tuple[str, bool]:
 def _events(seen: Snapshot) -> tuple[EventView, ...]:
     """Newest first. What happens to many groups in one moment is one line."""
     lines: list[list[Record]] = []
-    for record in reversed(seen.events[-_LOOKED_AT:]):
+    newest_first = sorted(seen.events[-_LOOKED_AT:], key=lambda record: (record["at"], record["id"]), reverse=True)
+    for record in newest_first:
         same = lines and str(record["kind"]).startswith("group_") and lines[-1][0]["kind"] == record["kind"]
         if same and abs(lines[-1][0]["at"] - record["at"]) < _ONE_MOMENT_S:
             lines[-1].append(record)
