@@ -2,6 +2,7 @@
 # make demo   install into .venv, train on six node processes, kill two of them, check every bit
 # make test   what `make check` does, then all tests but the long ones
 # make test-long   the tests that `make test` leaves out: benchmarks and chaos, a short run of each
+# make screenshots   the pictures of the live page in docs/screenshots, made anew in a real browser
 # make sim    the simulator for longer: SEEDS schedules, every rare path, every seeded bug within 300 seeds
 # make fuzz   hostile input for longer: FUZZ times the tests of `make test`, RUNS of each fuzz target
 # make check  ruff, mypy --strict, the architecture test
@@ -13,7 +14,7 @@ BIN := $(VENV)/bin
 SOURCES := $(wildcard ecstore admin tests examples benchmarks)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: help install demo test test-long sim fuzz check clean redis
+.PHONY: help install demo test test-long screenshots sim fuzz check clean redis chromium
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -31,9 +32,14 @@ test: check redis
 	$(BIN)/python -m ecstore.warmup
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile -m "not long"
 
-test-long: $(VENV)/installed-dev
+test-long: $(VENV)/installed-dev chromium
 	$(BIN)/python -m ecstore.warmup
 	$(BIN)/python -m pytest -m long
+
+# The pictures of the documentation, as a side effect of the tests of the dashboard.
+screenshots: $(VENV)/installed-dev chromium
+	$(BIN)/python -m ecstore.warmup
+	ECSTORE_SCREENSHOTS=docs/screenshots $(BIN)/python -m pytest -m long tests/dashboard
 
 SEEDS ?= 0:2000
 
@@ -77,6 +83,14 @@ redis:
 	       && export DEBIAN_FRONTEND=noninteractive \
 	       && apt-get -qq update && apt-get -qq install -y --no-install-recommends redis-server >/dev/null; } \
 	  || echo "redis-server is not here: the test that measures beside it will be skipped"
+
+# The live page is tried in a real browser. Where there is none and none can be installed, those tests say so.
+chromium:
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || [ -n "$$ECSTORE_CHROMIUM" ] \
+	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	       && export DEBIAN_FRONTEND=noninteractive \
+	       && apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium fonts-dejavu-core >/dev/null; } \
+	  || echo "chromium is not here: the tests of the live page in a browser will be skipped"
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .fuzz-corpus dist build

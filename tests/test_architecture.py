@@ -22,6 +22,9 @@ MAX_LINES = 600
 #: Everything that decides whether bytes are right, or what the next map is. A schedule of such code is a seed: tests
 #: run thousands of them, and two machines given the same input do the same. `*` stands for one name.
 PURE = (
+    "ecstore_admin.dashboard.charts", "ecstore_admin.dashboard.health", "ecstore_admin.dashboard.markup",
+    "ecstore_admin.dashboard.recoveries", "ecstore_admin.dashboard.ring", "ecstore_admin.dashboard.snapshot",
+    "ecstore_admin.dashboard.training", "ecstore_admin.dashboard.view", "ecstore_admin.dashboard.words",
     "ecstore.checksum", "ecstore.folding", "ecstore.intrinsics", "ecstore.prefetch", "ecstore.codec",
     "ecstore.codec.*", "ecstore.errors", "ecstore.jit", "ecstore.limits",
     "ecstore.tables", "ecstore.optim", "ecstore.hashing", "ecstore.routing", "ecstore.wire",

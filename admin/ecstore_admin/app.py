@@ -28,6 +28,7 @@ from ecstore_admin import (
     training,
 )
 from ecstore_admin import nodes as node_routes
+from ecstore_admin.dashboard.front import Front
 from ecstore_admin.guard import Guard
 from ecstore_admin.history import History
 from ecstore_admin.nodes import NodeId
@@ -221,6 +222,7 @@ def create_app(settings: AdminSettings, nursery: Nursery | None = None) -> FastA
     )
     app.state.service = service
     tokens = settings.tokens()
+    app.add_middleware(Front, service=service)
     app.add_middleware(Guard, tokens=tokens, loopback=settings.loopback)
     problems.install(app)
     docs.install(app, tokens)

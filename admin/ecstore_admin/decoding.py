@@ -75,7 +75,9 @@ def _parsed(cursor: str) -> list[Any]:
 
 
 def _no_cursor() -> HTTPException:
-    return HTTPException(404, "there is no such page: `cursor` is what an answer of GET /decoding has as `next`, as it is")
+    return HTTPException(
+        404, "there is no such page: `cursor` is what an answer of GET /decoding has as `next`, as it is"
+    )
 
 
 def router(service: Service) -> APIRouter:

@@ -60,8 +60,7 @@ def install(app: FastAPI, tokens: Tokens) -> None:
         given = parse_qs((await request.body()).decode("utf-8", "replace")).get("token", [""])[0].strip()
         if tokens.required and tokens.role(given) is None:
             return HTMLResponse(_FORM.format(action=LOGIN, text=_WRONG), 401)
-        there = {getattr(route, "path", "") for route in app.routes}
-        answer = RedirectResponse("/" if there & {"", "/"} else "/docs", 303)
+        answer = RedirectResponse("/", 303)
         secure = request.url.scheme == "https"
         if tokens.required:
             answer.set_cookie(COOKIE, given, httponly=True, samesite="strict", secure=secure)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import threading
+import webbrowser
+from typing import Any
 
 from ecstore.cli.output import Output, add_json_argument
 from ecstore.launcher.nodes import NodeSettings
@@ -32,15 +35,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batches", type=int, metavar="N", help="end after so many batches (default: all)")
     parser.add_argument("--batch-size", type=int, metavar="N", help="samples a batch (default 128)")
     parser.add_argument("--seed", type=int, default=1, help="of data, model, placement, victims (default %(default)s)")
+    parser.add_argument("--open", action="store_true", help="show the live page in a browser; keeps the cluster, too")
+    parser.add_argument(
+        "--keep", type=float, nargs="?", const=float("inf"), metavar="S",
+        help="let the cluster go on afterwards until Ctrl-C, or for S seconds: to look at the page, kill and recover",
+    )  # fmt: skip
     NodeSettings.add_arguments(parser)
     add_json_argument(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    from ecstore.demo import DemoOptions, run_demo
+    from ecstore.demo import DemoOptions, DemoResult, run_demo
     from ecstore.demo.report import summary, to_json
+    from ecstore.errors import ConfigError
 
     out = Output(options.json)
+    if options.keep is not None and not options.keep > 0:
+        raise ConfigError(f"--keep takes a positive number of seconds, not {options.keep:g}")
+    keep_s = options.keep or (float("inf") if options.open else 0.0)
+    page = ""
+
+    def show(report: dict[str, Any]) -> None:
+        for line in summary(report):
+            out.line(line)
+
+    def started(url: str) -> None:
+        nonlocal page
+        page = url
+        if options.open:
+            _open(url, out)
+
+    def finished(result: DemoResult) -> None:
+        if keep_s:
+            show(to_json(result))
+            until = "until Ctrl-C" if keep_s == float("inf") else f"for {keep_s:g} s, or until Ctrl-C"
+            out.line(f"the cluster goes on {until}: kill and recover nodes at {page}")
+            _wait(keep_s)
+
     result = run_demo(
         DemoOptions(
             data=options.data, strict=options.strict, nodes=options.nodes, code=options.code, kill=options.kill,
@@ -50,9 +81,30 @@ def run(options: argparse.Namespace) -> int:
         ),
         out.stream,
         out.line,
+        on_start=started,
+        on_finish=finished,
     )  # fmt: skip
     report = to_json(result)
-    for line in summary(report):
-        out.line(line)
+    if not keep_s:
+        show(report)
     out.report(report)
     return 0 if result.ok else 1
+
+
+def _open(url: str, out: Output) -> None:
+    """In a browser with windows; one that would take over this terminal is not started."""
+    try:
+        browser = webbrowser.get()
+        opened = type(browser) is not webbrowser.GenericBrowser and browser.open(url)
+    except webbrowser.Error:
+        opened = False
+    if not opened:
+        out.line(f"no browser could be started here: open {url} yourself")
+
+
+def _wait(seconds: float) -> None:
+    """So long, or until Ctrl-C: here a wish like any other."""
+    try:
+        threading.Event().wait(min(seconds, threading.TIMEOUT_MAX))
+    except KeyboardInterrupt:
+        return

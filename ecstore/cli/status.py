@@ -14,6 +14,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--connect", default="127.0.0.1:7400", metavar="HOST:PORT", help="any node, or several (default %(default)s)"
     )
     parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="go on showing it until Ctrl-C: a live view on a terminal, else plain lines",
+    )
+    parser.add_argument(
+        "--watch-for", type=float, metavar="S", help="the same for so many seconds (with --watch or without it)"
+    )
+    parser.add_argument(
         "--verify", action="store_true", help="encode every group's data again and compare with its parity"
     )
     parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="for the check (default %(default)s)")
@@ -22,9 +30,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     import ecstore
+    from ecstore.cli.watching import watch
+    from ecstore.errors import ConfigError
     from ecstore.verify import verify
 
     out = Output(options.json)
+    if options.watch or options.watch_for is not None:
+        if options.verify or options.json:
+            raise ConfigError("--watch goes alone: --verify and --json report once, at the end")
+        return watch(options.connect, out.stream, options.watch_for)
     with ecstore.connect(options.connect, timeout=5.0) as store:
         status = store.status()
         lost = [group.gid for group in store.cluster_map.groups if group.lost]

@@ -72,8 +72,18 @@ class DemoResult:
         )
 
 
-def run_demo(options: DemoOptions, stream: TextIO, tell: Callable[[str], None]) -> DemoResult:
+def run_demo(
+    options: DemoOptions,
+    stream: TextIO,
+    tell: Callable[[str], None],
+    *,
+    on_start: Callable[[str], None] = lambda url: None,
+    on_finish: Callable[[DemoResult], None] = lambda result: None,
+) -> DemoResult:
     """Run it. `stream` shows the progress of the training, `tell` gets one line for each thing that happens.
+
+    `on_start` gets the address of the live page; `on_finish` the result, while the cluster is still there: the cluster
+    ends when it returns.
 
     Errors of the input (data, ports, options) are raised; what goes wrong later is in the result.
     """
@@ -94,7 +104,8 @@ def run_demo(options: DemoOptions, stream: TextIO, tell: Callable[[str], None]) 
         chosen = ClusterOptions(nodes=options.nodes, seed=options.seed, settings=settings, restart_crashed=False)
         cluster = stack.enter_context(local_cluster(options=chosen, progress=tell))
         result.seconds["start"] = time.monotonic() - started
-        tell(f"{options.nodes} nodes are up; admin service at {cluster.admin_url}/docs")
+        tell(f"{options.nodes} nodes are up; watch them live at {cluster.admin_url}/ (REST: {cluster.admin_url}/docs)")
+        on_start(f"{cluster.admin_url}/")
         admin = Admin(cluster.admin_url)
         stack.callback(admin.close)
         store = stack.enter_context(ecstore.connect(cluster.address, timeout=CALL_TIMEOUT_S))
@@ -103,6 +114,7 @@ def run_demo(options: DemoOptions, stream: TextIO, tell: Callable[[str], None]) 
             _prove(result, store, cluster.address, stream, tell)
         elif result.lost_groups:
             _check_the_others(result, cluster.address, tell)
+        on_finish(result)
         ended = time.monotonic()
     result.seconds["stop"] = time.monotonic() - ended
     result.seconds["total"] = time.monotonic() - began

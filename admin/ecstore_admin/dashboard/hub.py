@@ -1,0 +1,85 @@
+"""One look at the cluster for all open pages, twice a second. Without an open page nothing runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from ecstore_admin.dashboard.rest import Rest
+from ecstore_admin.dashboard.snapshot import Snapshot
+from ecstore_admin.dashboard.training import Figures
+from ecstore_admin.dashboard.view import View, view_of
+
+if TYPE_CHECKING:
+    from ecstore_admin.app import Service
+
+logger = logging.getLogger(__name__)
+
+PAUSE_S: Final = 0.5
+#: Recoveries and events that a page can show at most; older ones are in GET /decoding and GET /events.
+MAX_RECOVERIES: Final = 2_000
+MAX_EVENTS: Final = 1_000
+
+Show = Callable[[View], None]
+
+
+class Hub:
+    """Pages come and go with `open` and `close`. The task is this object's: `stop` awaits it."""
+
+    def __init__(self, service: Service, rest: Rest) -> None:
+        self._service = service
+        self._rest = rest
+        self._pages: dict[object, Show] = {}
+        self._figures = Figures()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether it looks at the cluster."""
+        return self._task is not None and not self._task.done()
+
+    def open(self, page: object, show: Show) -> None:
+        """From now on `show` gets every new view."""
+        self._pages[page] = show
+        if not self.busy:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="dashboard")
+
+    def close(self, page: object) -> None:
+        self._pages.pop(page, None)
+
+    async def stop(self) -> None:
+        self._pages.clear()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def look(self) -> View:
+        return view_of(await self._snapshot())
+
+    async def _run(self) -> None:
+        while self._pages:
+            try:
+                view = await self.look()
+                for show in list(self._pages.values()):
+                    show(view)
+            except Exception:  # a page that stands still for ever would be taken for the truth
+                logger.exception("the dashboard could not be brought up to date; trying again")
+            await asyncio.sleep(PAUSE_S)
+
+    async def _snapshot(self) -> Snapshot:
+        service, observer = self._service, self._service.observer
+        await observer.refresh()
+        trainers: list[dict[str, Any]] = (await self._rest.get("/training") or {}).get("trainers", [])
+        throttle = await self._rest.get("/throttle") or {}
+        self._figures.take(trainers)
+        now = time.time()
+        return Snapshot(
+            at=now, utc_offset_s=float(time.localtime(now).tm_gmtoff), map=observer.map, problem=observer.problem,
+            nodes=[service.node(node_id) for node_id in service.node_ids()],
+            recoveries=observer.recoveries()[-MAX_RECOVERIES:], events=observer.events()[-MAX_EVENTS:],
+            trainers=trainers, figures=self._figures.points(), profile=throttle.get("profile"),
+            connect=next(iter(service.settings.nodes.values()), "HOST:PORT"),
+        )  # fmt: skip

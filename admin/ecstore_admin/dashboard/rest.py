@@ -1,0 +1,40 @@
+"""The page asks and acts through the REST interface itself, inside of the process: one way to do a thing, one set of
+checks, one set of messages."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import httpx
+from starlette.types import ASGIApp
+
+_TIMEOUT_S: Final = 30.0
+
+
+class Refused(Exception):
+    """The interface refused; the text says why."""
+
+
+class Rest:
+    def __init__(self, app: ASGIApp) -> None:
+        """`app` is what is behind the guard: callers check the role of whoever asks."""
+        self._client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://dashboard",
+            timeout=_TIMEOUT_S,
+        )  # fmt: skip
+
+    async def get(self, path: str) -> Any:
+        """The answer; None where there is no such path, or no answer at the moment."""
+        answer = await self._client.get(path)
+        return answer.json() if answer.status_code == 200 else None
+
+    async def change(self, method: str, path: str, body: dict[str, Any] | None = None) -> str:
+        """Do it; what it says. Raises Refused with the sentence of the problem document."""
+        answer = await self._client.request(method, path, json=body)
+        said = answer.json() if "json" in answer.headers.get("content-type", "") else {}
+        if answer.status_code >= 400:
+            raise Refused(str(said.get("detail") or f"{method} {path} answered {answer.status_code}"))
+        return str(said.get("message") or "done")
+
+    async def close(self) -> None:
+        await self._client.aclose()
