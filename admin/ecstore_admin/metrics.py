@@ -251,6 +251,12 @@ def _trainers(told: Mapping[str, Told]) -> Iterator[Metric]:
     )  # fmt: skip
 
 
+_TEXT: Final = {
+    "schema": {"type": "string"},
+    "example": "# HELP ecstore_up 1 when a node of the cluster answers.\n# TYPE ecstore_up gauge\necstore_up 1.0\n",
+}
+
+
 def router(service: Service) -> APIRouter:
     routes = APIRouter()
     registry = CollectorRegistry(auto_describe=False)
@@ -260,7 +266,7 @@ def router(service: Service) -> APIRouter:
         "/metrics",
         summary="For Prometheus: counters of the nodes and of the cluster",
         response_class=Response,
-        responses={200: {"description": "the text format", "content": {"text/plain": {"schema": {"type": "string"}}}}},
+        responses={200: {"description": "the text format", "content": {"text/plain": _TEXT}}},
     )
     async def metrics(accept: Annotated[str | None, Header(include_in_schema=False)] = None) -> Response:
         await service.observer.refresh()
