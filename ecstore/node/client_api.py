@@ -185,7 +185,7 @@ class ClientApi:
         for section in sections:
             section.detach()
         kept = sum(section.nbytes + SECTION_BYTES for section in sections)
-        self._runtime.spawn_request(self._pull_later(connection, frame.rid, sections, began), "pull", nbytes=kept)
+        self._runtime.spawn_request(self._pull_later(connection, frame.rid, sections), "pull", nbytes=kept)
 
     def _must_wait(self, section: _Section) -> bool:
         """Whether a section can be answered only later: its shard is being taken over, or lost rows are asked for."""
@@ -199,8 +199,9 @@ class ClientApi:
         slots = owned.shard.tables[section.table_id].find(section.keys)
         return bool(owned.shard.lost_slots(section.table_id, slots).size)
 
-    async def _pull_later(self, connection: Connection, rid: int, sections: list[_Section], began: float) -> None:
+    async def _pull_later(self, connection: Connection, rid: int, sections: list[_Section]) -> None:
         """Wait for takeovers and decode what the sections need, side by side, then answer."""
+        began = self._runtime.clock()
         errors: dict[int, EcstoreError] = {}
 
         async def prepare(number: int, section: _Section) -> None:
