@@ -78,7 +78,7 @@ def _place(entry: dict[str, Any]) -> tuple[float, int, int]:
 def _cursor(entry: dict[str, Any]) -> str:
     """A place between two recoveries: it stays where it is when others come and go."""
     started_at, group, shard = _place(entry)
-    return f"{started_at:.9f}-{group}-{shard}"  # nine digits tell any two times of this century apart, and no more
+    return f"{started_at:.9f}-{group}-{shard}"  # nine digits give the same float back
 
 
 def router(service: Service) -> APIRouter:
