@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from fastapi import APIRouter, HTTPException, Query
+from fastapi import APIRouter, Query
 
 from ecstore_admin import models
-from ecstore_admin.history import order_of
 
 if TYPE_CHECKING:
     from ecstore_admin.app import Service
+
+#: Of a cursor: when the recovery began, its group and shard.
+CURSOR: Final = r"^[0-9]{1,12}\.[0-9]{9}-[0-9]{1,9}-[0-9]{1,9}$"
 
 _UNFINISHED: Final = ("waiting", "running", "throttled", "stuck")
 
@@ -23,15 +22,13 @@ _UNFINISHED: Final = ("waiting", "running", "throttled", "stuck")
 def decoding_of(
     service: Service, states: Sequence[str] = (), limit: int | None = None, cursor: str | None = None
 ) -> models.Decoding:
-    """The answer of GET /decoding. HTTPException 404 for a cursor that is none."""
+    """The answer of GET /decoding. `cursor` matches CURSOR."""
     everything = service.observer.recoveries()
     found = [entry for entry in everything if not states or entry["state"] in states]
     if cursor is not None:
-        before = _parsed(cursor)
-        try:
-            found = [entry for entry in found if list(order_of(entry)) < before]
-        except TypeError as error:
-            raise _no_cursor() from error
+        started_at, group, shard = cursor.split("-")
+        before = (float(started_at), int(group), int(shard))
+        found = [entry for entry in found if _place(entry) < before]
     page = found if limit is None else found[-limit:]
     return models.Decoding(
         recoveries=[models.Recovery(**entry) for entry in page],
@@ -59,25 +56,14 @@ def totals_of(recoveries: Sequence[dict[str, Any]]) -> models.DecodingTotals:
     )
 
 
+def _place(entry: dict[str, Any]) -> tuple[float, int, int]:
+    return entry["started_at"], entry["group"], entry["shard"]
+
+
 def _cursor(entry: dict[str, Any]) -> str:
     """A place between two recoveries: it stays where it is when others come and go."""
-    return base64.urlsafe_b64encode(json.dumps(order_of(entry), separators=(",", ":")).encode()).decode()
-
-
-def _parsed(cursor: str) -> list[Any]:
-    try:
-        place = json.loads(base64.urlsafe_b64decode(cursor.encode()))
-    except (ValueError, binascii.Error, RecursionError) as error:
-        raise _no_cursor() from error
-    if not isinstance(place, list) or not place:
-        raise _no_cursor()
-    return place
-
-
-def _no_cursor() -> HTTPException:
-    return HTTPException(
-        404, "there is no such page: `cursor` is what an answer of GET /decoding has as `next`, as it is"
-    )
+    started_at, group, shard = _place(entry)
+    return f"{started_at:.9f}-{group}-{shard}"  # nine digits give the same float back
 
 
 def router(service: Service) -> APIRouter:
@@ -91,7 +77,7 @@ def router(service: Service) -> APIRouter:
         ] = None,
         limit: Annotated[int, Query(ge=1, le=5000, description="the newest so many", examples=[100])] = 1000,
         cursor: Annotated[
-            str | None, Query(max_length=2000, description="`next` of the answer before: what began before that")
+            str | None, Query(pattern=CURSOR, description="`next` of the answer before: what began before that")
         ] = None,
     ) -> models.Decoding:
         await service.observer.refresh()
