@@ -56,6 +56,18 @@ def test_status_with_verify(running_cluster, capsys):
     assert "parity of all" in captured.err
 
 
+def test_status_goes_on_in_plain_lines(running_cluster, capsys):
+    assert main(["status", "--connect", running_cluster.address, "--watch-for", "1.5"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].partition(":")[0] in ("Safe", "Empty", "Repairing", "At risk")
+    assert len(said) < 20, "the same again and again"
+
+
+def test_watching_and_reporting_do_not_go_together(running_cluster, capsys):
+    assert main(["status", "--connect", running_cluster.address, "--watch", "--verify"]) == 2
+    assert "--watch goes alone" in capsys.readouterr().err
+
+
 @pytest.fixture
 def coded_rows(running_cluster):
     with ecstore.connect(running_cluster.address) as store:

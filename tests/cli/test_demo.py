@@ -24,10 +24,12 @@ def demo(folder: Path, *arguments: str) -> tuple[int, dict, str]:
 
 def test_two_rounds_without_a_spare_node(tmp_path):
     code, report, said = demo(
-        tmp_path, "--nodes=3", "--code=rs(2,1)", "--kill=1", "--rounds=2", "--batches=60", "--seed=3"
+        tmp_path, "--nodes=3", "--code=rs(2,1)", "--kill=1", "--rounds=2", "--batches=60", "--seed=3", "--keep=0.5"
     )
     assert code == 0, said
     assert report["ok"] is True
+    assert "watch them live at http://127.0.0.1:" in said
+    assert said.index("OK: nodes died") < said.index("the cluster goes on for 0.5 s")
     assert report["bit_identical"] is True
     assert report["parity_verified"] is True
     assert report["verify"]["wrong_stripes"] == 0

@@ -3,10 +3,12 @@ checks, one set of messages."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import httpx
 from starlette.types import ASGIApp
+
+if TYPE_CHECKING:
+    import httpx
 
 _TIMEOUT_S: Final = 30.0
 
@@ -18,10 +20,17 @@ class Refused(Exception):
 class Rest:
     def __init__(self, app: ASGIApp) -> None:
         """`app` is what is behind the guard: callers check the role of whoever asks."""
-        self._client = httpx.AsyncClient(
-            transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://dashboard",
-            timeout=_TIMEOUT_S,
-        )  # fmt: skip
+        self._app = app
+        self._made: httpx.AsyncClient | None = None
+
+    @property
+    def _client(self) -> httpx.AsyncClient:
+        if self._made is None:
+            import httpx  # here, since a service that nobody looks at starts faster without it
+
+            transport = httpx.ASGITransport(self._app, raise_app_exceptions=False)
+            self._made = httpx.AsyncClient(transport=transport, base_url="http://dashboard", timeout=_TIMEOUT_S)
+        return self._made
 
     async def get(self, path: str) -> Any:
         """The answer; None where there is no such path, or no answer at the moment."""
@@ -37,4 +46,5 @@ class Rest:
         return str(said.get("message") or "done")
 
     async def close(self) -> None:
-        await self._client.aclose()
+        if self._made is not None:
+            await self._made.aclose()
