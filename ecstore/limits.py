@@ -87,6 +87,9 @@ MAX_WAITING_BYTES = 32 * MIB
 #: largest of them; what is refused, the other node asks again.
 MAX_WAITING_BYTES_OF_NODES = 256 * MIB
 
+#: Keys whose whole rows may be looked at in one request: for people, not for a data path.
+MAX_KEYS_PER_LOOK = 1024
+
 #: Ids of one push or pull request to one node.
 MAX_IDS_PER_REQUEST = 1 << 22
 

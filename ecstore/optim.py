@@ -150,6 +150,23 @@ def row_bytes(dim: int, optimizer: Optimizer) -> int:
     return -(-used // _ROW_ALIGN) * _ROW_ALIGN
 
 
+def named_state(optimizer: Optimizer, dim: int, row: FloatArray) -> dict[str, Any]:
+    """The optimizer's state in a row f32[row_bytes / 4], by name: floats, and arrays f32[dim] (copies)."""
+    state = row[dim : dim + optimizer.state_floats(dim)]
+    match optimizer:
+        case SGD():
+            return {}
+        case Adagrad():
+            return {"accumulator": state.copy()}
+        case RowWiseAdagrad():
+            return {"accumulator": float(state[0])}
+        case Adam():
+            return {
+                "m": state[:dim].copy(), "v": state[dim : 2 * dim].copy(), "beta1_power": float(state[2 * dim]),
+                "beta2_power": float(state[2 * dim + 1]),
+            }  # fmt: skip
+
+
 def optimizer_to_wire(opt: Optimizer) -> dict[str, Any]:
     """Plain data: {"kind": name, setting: number, ...}."""
     return {"kind": opt.kind, **{field.name: getattr(opt, field.name) for field in dataclasses.fields(opt)}}

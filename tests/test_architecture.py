@@ -32,9 +32,10 @@ PURE = (
     "ecstore.cluster.draft", "ecstore.cluster.transitions", "ecstore.cluster.moves",
     "ecstore.transport.hello", "ecstore.transport.limits", "ecstore.transport.errors", "ecstore.transport.receiver",
     "ecstore.node.config", "ecstore.node.data_shard", "ecstore.node.decoding", "ecstore.node.dedupe",
-    "ecstore.node.deltalog", "ecstore.node.index", "ecstore.node.kernels", "ecstore.node.keylist",
-    "ecstore.node.messages", "ecstore.node.recovery", "ecstore.node.rowstore", "ecstore.node.sink_shard",
-    "ecstore.node.scrubbing", "ecstore.node.slab", "ecstore.faults.rules",
+    "ecstore.node.deltalog", "ecstore.node.durations", "ecstore.node.index", "ecstore.node.kernels",
+    "ecstore.node.keylist", "ecstore.node.messages", "ecstore.node.recovery", "ecstore.node.rowstore",
+    "ecstore.node.sink_shard", "ecstore.node.scrubbing", "ecstore.node.slab", "ecstore.node.trainers",
+    "ecstore.throttle", "ecstore.training", "ecstore.faults.rules",
     "ecstore.trainer.data", "ecstore.trainer.metrics", "ecstore.trainer.model", "ecstore.trainer.source",
     "ecstore.trainer.synthetic",
 )  # fmt: skip

@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from fastapi import FastAPI, HTTPException, Path, Query
+from fastapi import FastAPI, HTTPException
 
 import ecstore
 from ecstore.cluster.map import ClusterMap
 from ecstore.errors import EcstoreError
 from ecstore.launcher.nursery import Nursery
-from ecstore_admin import faults, models, problems, scrub
+from ecstore_admin import (
+    decoding,
+    docs,
+    events,
+    faults,
+    metrics,
+    models,
+    openapi,
+    problems,
+    rows,
+    scrub,
+    throttle,
+    training,
+)
+from ecstore_admin import nodes as node_routes
 from ecstore_admin.dashboard.front import Front
+from ecstore_admin.guard import Guard
+from ecstore_admin.history import History
+from ecstore_admin.nodes import NodeId
 from ecstore_admin.observer import Observer
 from ecstore_admin.settings import AdminSettings
 from ecstore_admin.supervisor import NodeProcess, Supervisor
@@ -23,17 +39,21 @@ from ecstore_admin.supervisor import NodeProcess, Supervisor
 #: Counting the rows of a table gives up after this time.
 COUNT_TIMEOUT_S = 2.0
 
-NodeId = Annotated[str, Path(description="id of a node", examples=["n1"])]
-
 
 class Service:
     """One admin service: observer, supervisor, and the answers made of what they know."""
 
     def __init__(self, settings: AdminSettings, nursery: Nursery | None = None) -> None:
         self.settings = settings
-        self.observer = Observer(list(settings.nodes.values()), settings.cluster)
+        self.observer = Observer(self._addresses, settings.cluster, History(settings.run_dir))
         self.supervisor = Supervisor(settings, self.observer.event, nursery)
+        self.actions = node_routes.Actions(self)
+        self.stream = events.EventStream(self)
         self.scrubbing = scrub.Scrubbing(self)
+        self.throttling = throttle.Throttling(self)
+
+    def _addresses(self) -> list[str]:
+        return [node.address for node in self.supervisor.nodes.values()] or list(self.settings.nodes.values())
 
     @asynccontextmanager
     async def running(self, _app: FastAPI) -> AsyncIterator[None]:
@@ -43,6 +63,7 @@ class Service:
         watching = [
             asyncio.create_task(self.supervisor.watch(), name="watch processes"),
             asyncio.create_task(self.observer.watch(), name="watch cluster"),
+            asyncio.create_task(self.throttling.watch(), name="watch throttle"),
         ]
         try:
             yield
@@ -93,7 +114,7 @@ class Service:
             "state": state, "down_reason": entry.down_reason if entry is not None else "",
             "incarnation": entry.incarnation if entry is not None else 0,
             "managed": process is not None, "wanted": process.wanted if process else None,
-            "process": "unknown" if process is None else "running" if running else "exited",
+            "process": _process_state(process, running),
             "pid": process.pid if process and running else None, "starts": process.starts if process else 0,
             "started_at": process.started_at if process else None, "exit_code": process.exit_code if process else None,
             "data_shards": load.data if load else 0, "parity_shards": load.parity if load else 0,
@@ -121,6 +142,12 @@ class Service:
                 for group, shard in current.shards_on(entry.id, entry.incarnation)
             ]  # fmt: skip
         return self.node(node_id) | {"shards": shards, "statistics": self.observer.statistics(node_id) or {}}
+
+
+def _process_state(process: NodeProcess | None, running: bool) -> Literal["running", "paused", "exited", "unknown"]:
+    if process is None:
+        return "unknown"
+    return "exited" if not running else "paused" if process.paused() else "running"
 
 
 def _role(current: ClusterMap, gid: int, index: int) -> Literal["data", "parity"]:
@@ -181,34 +208,6 @@ async def tables_of(service: Service, current: ClusterMap) -> list[dict[str, Any
     return answers
 
 
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {
-        "description": text,
-        "content": {problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
-    }
-    for status, text in (
-        (401, "no token"), (403, "a web page of another origin asks"), (404, "unknown node"),
-        (409, "the node was not started by this service"), (421, "on loopback: another host name"),
-        (422, "wrong parameters"), (503, "the cluster cannot be reached"),
-    )
-}  # fmt: skip
-
-
-def _describe_errors(app: FastAPI) -> None:
-    """Make the OpenAPI document say that errors are problem documents, with their schema, and nothing else."""
-    plain = app.openapi
-
-    def described() -> dict[str, Any]:
-        document = plain()
-        schemas = document.setdefault("components", {}).setdefault("schemas", {})
-        schemas["Problem"] = models.Problem.model_json_schema()
-        for unused in ("HTTPValidationError", "ValidationError"):
-            schemas.pop(unused, None)
-        return document
-
-    app.openapi = described  # type: ignore[method-assign]
-
-
 def create_app(settings: AdminSettings, nursery: Nursery | None = None) -> FastAPI:
     """The application. Its lifespan starts and watches the nodes, in the nursery if there is one."""
     service = Service(settings, nursery)
@@ -217,17 +216,27 @@ def create_app(settings: AdminSettings, nursery: Nursery | None = None) -> FastA
         version=ecstore.__version__,
         description="How the cluster is doing, and its node processes: kill one, start it again, watch it decode.",
         lifespan=service.running,
-        responses=_ERRORS,
+        responses=openapi.ERRORS,
+        docs_url=None,  # see docs.py
+        redoc_url=None,
     )
     app.state.service = service
+    tokens = settings.tokens()
     app.add_middleware(Front, service=service)
-    app.add_middleware(problems.Guard, token=settings.token, loopback=settings.loopback)
+    app.add_middleware(Guard, tokens=tokens, loopback=settings.loopback)
     problems.install(app)
+    docs.install(app, tokens)
     _add_reads(app, service)
-    _add_actions(app, service)
+    app.include_router(node_routes.router(service))
+    app.include_router(decoding.router(service))
+    app.include_router(events.router(service))
     app.include_router(scrub.router(service.scrubbing))
     app.include_router(faults.router(service))
-    _describe_errors(app)
+    app.include_router(metrics.router(service))
+    app.include_router(throttle.router(service))
+    app.include_router(rows.router(service))
+    app.include_router(training.router(service))
+    openapi.describe(app, secured=tokens.required)
     return app
 
 
@@ -262,39 +271,3 @@ def _add_reads(app: FastAPI, service: Service) -> None:
     async def tables() -> models.Tables:
         found = await tables_of(service, await service.map())
         return models.Tables(tables=[models.Table(**table) for table in found])
-
-    @app.get("/decoding", summary="Every recovery, running and finished")
-    async def decoding() -> models.Decoding:
-        await observer.refresh()
-        return models.Decoding(recoveries=[models.Recovery(**entry) for entry in observer.recoveries()])
-
-    @app.get("/events", summary="What happened, oldest first")
-    async def events(
-        after: Annotated[int, Query(ge=0, description="only events with a higher id")] = 0,
-        limit: Annotated[int, Query(ge=1, le=5000, description="the newest so many")] = 500,
-    ) -> models.Events:
-        await observer.refresh()
-        found = [event for event in observer.events() if event["id"] > after]
-        return models.Events(events=[models.Event(**event) for event in found[-limit:]])
-
-
-def _add_actions(app: FastAPI, service: Service) -> None:
-    @app.post("/nodes/{node_id}/kill", summary="SIGKILL the node's process; it stays down until /recover")
-    async def kill(node_id: NodeId) -> models.NodeAction:
-        at = time.time()
-        process = service.managed(node_id)
-        outcome = await service.supervisor.kill(process.id)
-        message = f"node {node_id} was killed (SIGKILL)" if outcome == "killed" else f"node {node_id} was down already"
-        return models.NodeAction(id=node_id, outcome=outcome, message=message, at=at)
-
-    @app.post("/nodes/{node_id}/recover", summary="Start the node again, empty, as a new incarnation")
-    async def recover(node_id: NodeId) -> models.NodeAction:
-        at = time.time()
-        process = service.managed(node_id)
-        outcome = await service.supervisor.recover(process.id)
-        message = (
-            f"node {node_id} was started at {process.address} and is joining"
-            if outcome == "started"
-            else f"node {node_id} is running already"
-        )
-        return models.NodeAction(id=node_id, outcome=outcome, message=message, at=at)

@@ -1,4 +1,4 @@
-"""Faults over REST: delays, cuts, partitions and slow nodes, ordered from nodes that allow them; pause and resume."""
+"""Faults over REST: delays, cuts, partitions, slow nodes and flipped bits, ordered from nodes that allow them."""
 
 from __future__ import annotations
 
@@ -6,40 +6,42 @@ import asyncio
 import secrets
 import time
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, HTTPException, Path
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.config import JsonDict
 
 import ecstore.aio
-from ecstore.cluster.map import ClusterMap
-from ecstore.errors import CapacityError, ConfigError, EcstoreError
-from ecstore_admin import models
-from ecstore_admin.observer import Observer
-from ecstore_admin.supervisor import NodeProcess, Supervisor
+from ecstore.errors import CapacityError, ConfigError, EcstoreError, KeyRangeError, UnknownTableError
+
+if TYPE_CHECKING:
+    from ecstore_admin.app import Service
 
 #: Wait for one node's answer; paused ones give none.
 ASK_TIMEOUT_S = 1.0
-#: Longest fault and pause.
+#: Longest fault.
 MAX_DURATION_S = 3600.0
+#: Of groups, shards, slots and bytes, as messages carry them.
+MAX_NUMBER = 2**31 - 1
 
-NodeId = Annotated[str, Path(description="id of a node", examples=["n1"])]
+NOT_ALLOWED = (
+    "faults are off: they are for experiments and tests. Start the cluster with `ecstore up --allow-faults` (of a "
+    "cluster started by hand, the admin service and every node), never one that others need"
+)
 
-
-class Host(Protocol):
-    """What this module needs of the service; `ecstore_admin.app.Service` has it."""
-
-    observer: Observer
-    supervisor: Supervisor
-
-    def managed(self, node_id: str) -> NodeProcess: ...
-    async def map(self) -> ClusterMap: ...
-    def node_ids(self) -> list[str]: ...
-    def known(self, node_id: str) -> None: ...
+_FAULT_EXAMPLE: JsonDict = {
+    "id": "f-1a2b3c4d", "kind": "partition",
+    "rules": {"n1": {"peers": ["n2", "coordination"], "direction": "both", "left_s": 8.2}},
+}  # fmt: skip
 
 
 class FaultOrder(BaseModel):
-    """A fault. Frames between `from` and `to` are delayed, cut off or lost; `nodes` are for `slow`."""
+    """A fault. Frames between `from` and `to` are delayed, cut off or lost; `nodes` are for `slow`.
+
+    `flip` flips one bit of a row where a shard is kept. It has no duration and is not listed: it is done once, and
+    POST /scrub finds it.
+    """
 
     model_config = ConfigDict(
         extra="forbid",
@@ -48,7 +50,7 @@ class FaultOrder(BaseModel):
         },
     )
 
-    kind: Literal["delay", "drop", "partition", "slow"]
+    kind: Literal["delay", "drop", "partition", "slow", "flip"]
     from_: list[str] = Field(default_factory=list, alias="from", description="nodes, or `coordination`")
     to: list[str] = Field(
         default_factory=list,
@@ -56,46 +58,60 @@ class FaultOrder(BaseModel):
     )
     nodes: list[str] = Field(default_factory=list, description="of `slow`")
     both: bool = Field(default=True, description="both ways; false: only what goes from `from` to `to`")
-    duration_s: float = Field(gt=0, le=MAX_DURATION_S)
+    duration_s: float | None = Field(default=None, gt=0, le=MAX_DURATION_S, description="needed, but for `flip`")
     delay_ms: float | None = Field(default=None, description="of `delay`")
     jitter_ms: float | None = Field(default=None, description="of `delay`: uniform, plus and minus")
     probability: float | None = Field(default=None, description="of `drop`: that a frame ends its connection")
     block_ms: float | None = Field(default=None, description="of `slow`: the node does nothing for so long ...")
     every_ms: float | None = Field(default=None, description="... once in this time")
+    group: int | None = Field(default=None, ge=0, le=MAX_NUMBER, description="of `flip`: the group ...")
+    shard: int | None = Field(default=None, ge=0, le=MAX_NUMBER, description="... and the shard whose row it is")
+    table: str | None = Field(default=None, description="of `flip`: name of the table")
+    slot: int | None = Field(default=None, ge=0, le=MAX_NUMBER, description="of `flip`: which row; null: the first")
+    byte: int | None = Field(default=None, ge=0, le=MAX_NUMBER, description="of `flip`: in the row; null: the first")
+    bit: int | None = Field(default=None, ge=0, le=7, description="of `flip`: in the byte; null: the lowest")
 
 
 class Fault(BaseModel):
+    model_config = ConfigDict(json_schema_extra={"example": _FAULT_EXAMPLE})
+
     id: str
     kind: Literal["delay", "drop", "partition", "slow"]
     rules: dict[str, dict[str, Any]] = Field(description="what each node does, and how many seconds are left")
 
 
 class Faults(BaseModel):
+    model_config = ConfigDict(
+        json_schema_extra={"example": {"allowed": True, "faults": [_FAULT_EXAMPLE], "silent": []}}
+    )
+
+    allowed: bool = Field(description="whether POST /faults is possible here")
     faults: list[Fault]
     silent: list[str] = Field(description="nodes that did not answer: paused, down, or without --allow-faults")
 
 
 class FaultSet(BaseModel):
+    model_config = ConfigDict(
+        json_schema_extra={"example": {"id": "f-1a2b3c4d", "nodes": ["n1"], "until": 1767225610.0, "message": ""}}
+    )
+
     id: str
     nodes: list[str] = Field(description="that do it")
-    until: float
+    until: float | None = Field(description="when it ends by itself; null: a flip is done once")
+    message: str = Field(default="", description="what it means, where that is not plain")
 
 
 class FaultCleared(BaseModel):
+    model_config = ConfigDict(json_schema_extra={"example": {"id": "f-1a2b3c4d", "nodes": ["n1"], "silent": []}})
+
     id: str
     nodes: list[str] = Field(description="on which it was ended")
     silent: list[str] = Field(description="nodes that did not answer; there it ends by itself")
 
 
-class PauseOrder(BaseModel):
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"duration_s": 5.0}})
-
-    duration_s: float | None = Field(default=None, gt=0, le=MAX_DURATION_S, description="none: until /resume")
-
-
-def router(service: Host) -> APIRouter:
+def router(service: Service) -> APIRouter:
     """The routes of this module."""
-    made = APIRouter()
+    made = APIRouter(tags=["faults"])
     calls = _Calls(service)
 
     @made.post("/faults", status_code=201, summary="Order a fault from nodes started with --allow-faults")
@@ -107,38 +123,30 @@ def router(service: Host) -> APIRouter:
         return await calls.list()
 
     @made.delete("/faults/{fault_id}", summary="End a fault before its time")
-    async def clear(fault_id: str) -> FaultCleared:
+    async def clear(
+        fault_id: Annotated[str, Path(description="id of a fault", examples=["f-1a2b3c4d"])],
+    ) -> FaultCleared:
         return await calls.clear(fault_id)
 
-    @made.post("/nodes/{node_id}/pause", summary="SIGSTOP the node's process, for a while or until /resume")
-    async def pause(node_id: NodeId, order: PauseOrder | None = None) -> models.NodeAction:
-        at = time.time()
-        node = service.managed(node_id).id
-        outcome = await service.supervisor.pause(node, order.duration_s if order is not None else None)
-        return _action(node_id, outcome, at)
-
-    @made.post("/nodes/{node_id}/resume", summary="SIGCONT the node's process")
-    async def resume(node_id: NodeId) -> models.NodeAction:
-        at = time.time()
-        return _action(node_id, await service.supervisor.resume(service.managed(node_id).id), at)
-
     return made
-
-
-def _action(node_id: str, outcome: Any, at: float) -> models.NodeAction:
-    words = {"paused": "was paused (SIGSTOP)", "resumed": "goes on (SIGCONT)", "already_down": "is down"}
-    return models.NodeAction(id=node_id, outcome=outcome, message=f"node {node_id} {words[outcome]}", at=at)
 
 
 class _Calls:
     """Every node keeps its own faults; nothing is remembered here, so a new admin service knows them, too."""
 
-    def __init__(self, service: Host) -> None:
+    def __init__(self, service: Service) -> None:
         self._service = service
 
     async def set(self, order: FaultOrder) -> FaultSet:
+        if not self._service.settings.node_settings.allow_faults:
+            raise HTTPException(403, NOT_ALLOWED)
         await self._service.map()
+        if order.kind == "flip":
+            return await self._flip(order)
+        if order.duration_s is None:
+            raise HTTPException(422, f"{order.kind} needs `duration_s`, at most {MAX_DURATION_S:g}")
         number, at = f"f-{secrets.token_hex(4)}", time.time()
+        _take_only(order, _FIELDS[order.kind])
         rules = _rules_of(order)
         for node in rules:
             self._service.known(node)
@@ -153,11 +161,33 @@ class _Calls:
         if failed:
             await self._ask_all("fault.clear", {"id": number}, rules)  # all of it, or nothing
             node, error = next(iter(failed.items()))
-            status = 409 if "--allow-faults" in str(error) else 422 if isinstance(error, ConfigError) else 503
-            if isinstance(error, CapacityError):
-                status = 429
-            raise HTTPException(status, f"node {node}: {error}")
+            raise _refused(node, error)
         return FaultSet(id=number, nodes=sorted(rules), until=at + order.duration_s)
+
+    async def _flip(self, order: FaultOrder) -> FaultSet:
+        """Flip a bit where a shard is kept; neither its owner nor anybody else is told."""
+        _take_only(order, _FIELDS["flip"])
+        current = await self._service.map()
+        if order.group is None or order.shard is None or order.table is None:
+            raise HTTPException(422, "flip needs `group`, `shard` and `table`; GET /ring and GET /tables show them")
+        if order.table not in current.tables:
+            raise HTTPException(
+                404, f"there is no table {order.table!r}; there are {', '.join(sorted(current.tables))}"
+            )
+        if order.group >= len(current.groups) or order.shard >= len(current.groups[order.group].shards):
+            raise HTTPException(404, f"there is no shard {order.shard} of group {order.group}; GET /ring shows them")
+        owner = current.groups[order.group].shards[order.shard].owner
+        spot = {"group": order.group, "shard": order.shard, "slot": order.slot or 0, "byte": order.byte or 0}
+        spot |= {"bit": order.bit or 0, "table": current.tables[order.table].id}
+        answer = await self._ask(self._service.observer.store(), owner, "fault.flip", spot)
+        if isinstance(answer, EcstoreError):
+            raise _refused(owner, answer)
+        number = f"f-{secrets.token_hex(4)}"
+        text = (
+            f"bit {spot['bit']} of byte {spot['byte']} of slot {spot['slot']} was flipped on {owner}, which does not "
+            "know; POST /scrub finds it, and repairs it where the code can tell"
+        )
+        return FaultSet(id=number, nodes=[owner], until=None, message=text)
 
     async def list(self) -> Faults:
         await self._service.map()
@@ -171,7 +201,8 @@ class _Calls:
             for rule in answer["faults"]:
                 fault = found.setdefault(rule["id"], Fault(id=rule["id"], kind=rule["kind"], rules={}))
                 fault.rules[node] = {key: value for key, value in rule.items() if key not in ("id", "kind")}
-        return Faults(faults=list(found.values()), silent=silent)
+        allowed = self._service.settings.node_settings.allow_faults
+        return Faults(allowed=allowed, faults=list(found.values()), silent=silent)
 
     async def clear(self, number: str) -> FaultCleared:
         await self._service.map()
@@ -205,6 +236,34 @@ class _Calls:
             return await store.ask_node(address, kind, meta, timeout=ASK_TIMEOUT_S)
         except EcstoreError as error:
             return error
+
+
+_LINE = frozenset({"kind", "duration_s", "from_", "to", "both"})
+#: What an order of each kind may say.
+_FIELDS = {
+    "partition": _LINE, "delay": _LINE | {"delay_ms", "jitter_ms"}, "drop": _LINE | {"probability"},
+    "slow": frozenset({"kind", "duration_s", "nodes", "both", "block_ms", "every_ms"}),
+    "flip": frozenset({"kind", "group", "shard", "table", "slot", "byte", "bit"}),
+}  # fmt: skip
+
+
+def _take_only(order: FaultOrder, fields: frozenset[str]) -> None:
+    """422 for what an order of this kind cannot mean: it would be ignored, and the experiment would be another one."""
+    meant = {name for name in order.model_fields_set if getattr(order, name) not in (None, [])}
+    if order.kind in ("partition", "delay", "drop", "slow"):
+        meant -= {"nodes", "from_", "to"}  # `_rules_of` has better words
+    if unknown := sorted(meant - fields):
+        raise HTTPException(422, f"{order.kind} takes no {', '.join(unknown)}; /docs shows what each kind takes")
+
+
+def _refused(node: str, error: EcstoreError) -> HTTPException:
+    """What a node's refusal is over HTTP."""
+    if "--allow-faults" in str(error):
+        return HTTPException(403, f"node {node}: {error}")
+    status = (
+        422 if isinstance(error, ConfigError | KeyRangeError) else 404 if isinstance(error, UnknownTableError) else 503
+    )
+    return HTTPException(429 if isinstance(error, CapacityError) else status, f"node {node}: {error}")
 
 
 def _rules_of(order: FaultOrder) -> dict[str, dict[str, Any]]:

@@ -1,46 +1,42 @@
 """What the service knows of the cluster: the newest status of every node, all recoveries ever seen, and events.
 
-Nodes count their own recoveries; this keeps them when a node dies, so that none is forgotten, and says what became
-of those whose owner is gone.
+Nodes count their own recoveries; the history keeps them when a node dies, so that none is forgotten, and here is said
+what became of those whose owner is gone. Everything else is asked from the nodes whenever it is needed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import ecstore.aio
 from ecstore.cluster.map import ClusterMap
 from ecstore.errors import EcstoreError, UnavailableError
+from ecstore_admin.history import History, Mark, order_of
 
 #: Between two looks at the cluster, and the age up to which an answer is given without a new look.
 POLL_PAUSE_S: Final = 0.25
 FRESH_S: Final = 0.05
-#: Bounds of what is remembered.
-MAX_RECOVERIES: Final = 20_000
-MAX_EVENTS: Final = 5_000
 
-_RecoveryKey = tuple[int, int, str, str, str, int, float]
+#: What a life of a node goes through.
+_STAGES: Final = {"up": 0, "draining": 1, "down": 2}
 
 
 class Observer:
-    def __init__(self, addresses: Sequence[str], cluster: str | None) -> None:
-        self._addresses = list(addresses)
+    def __init__(self, addresses: Callable[[], Sequence[str]], cluster: str | None, history: History) -> None:
+        """`addresses`: of nodes to begin with, when the cluster is looked for."""
+        self._addresses = addresses
         self._cluster = cluster
+        self.history = history
         self._store: ecstore.aio.Store | None = None
         self._looking: asyncio.Task[None] | None = None
         self._looked_at = 0.0
         self._nodes: dict[str, dict[str, Any]] = {}
-        self._recoveries: dict[_RecoveryKey, dict[str, Any]] = {}
-        self._lives: dict[_RecoveryKey, int] = {}  # incarnation of the node that reported it
-        self._events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
-        self._seen: dict[str, float] = {}  # node -> time of its newest event here
-        self._next_event = 1
         self._map: ClusterMap | None = None
         self.problem = "no node has answered yet"  #: why there is no map; "" when there is one
+        self.answered: frozenset[str] = frozenset()  #: nodes that told their statistics at the last look
 
     # -- looking ----------------------------------------------------------------------------------------
 
@@ -69,12 +65,13 @@ class Observer:
         except EcstoreError as error:
             self.problem = str(error)
         finally:
+            self.history.sync()
             self._looked_at = asyncio.get_running_loop().time()
             self._looking = None
 
     async def _connected(self) -> ecstore.aio.Store:
         if self._store is None:
-            self._store = await ecstore.aio.connect(",".join(self._addresses), timeout=1.0, cluster=self._cluster)
+            self._store = await ecstore.aio.connect(",".join(self._addresses()), timeout=1.0, cluster=self._cluster)
         return self._store
 
     async def close(self) -> None:
@@ -105,67 +102,63 @@ class Observer:
     def recoveries(self) -> list[dict[str, Any]]:
         """Every recovery seen, oldest first; lost groups have one entry for each shard that is gone."""
         _ = self.map
-        return sorted(
-            self._recoveries.values(), key=lambda entry: (entry["started_at"], entry["group"], entry["shard"])
-        )
+        found = [known.recovery for known in self.history.known.values()]
+        return sorted(found, key=order_of)
 
     def events(self) -> list[dict[str, Any]]:
-        """Events of the service and of all nodes, oldest first."""
-        return sorted(self._events, key=lambda event: (event["at"], event["id"]))
+        """Events of the services and of all nodes, in the order in which they became known."""
+        return self.history.events()
 
     def event(self, kind: str, node: str, message: str, **details: Any) -> None:
         """Note something that this service did or saw."""
-        epoch = None if self._map is None else self._map.epoch
-        self._note({"at": time.time(), "source": "admin", "node": node or None, "epoch": epoch, "kind": kind,
-                    "message": message, "details": details})  # fmt: skip
+        self._note(kind, node, message, details, None)
+        self.history.sync()
 
-    def _note(self, event: dict[str, Any]) -> None:
-        self._events.append({"id": self._next_event} | event)
-        self._next_event += 1
+    def _note(self, kind: str, node: str, message: str, details: dict[str, Any], mark: Mark | None) -> None:
+        epoch = None if self._map is None else self._map.epoch
+        event = {"at": time.time(), "source": "admin", "node": node or None, "epoch": epoch, "kind": kind,
+                 "message": message, "details": details}  # fmt: skip
+        self.history.note(event, mark)
 
     def _take_nodes(self, nodes: dict[str, Any]) -> None:
+        self.answered = frozenset(name for name, node in nodes.items() if "recoveries" in (node["statistics"] or {}))
         for name, node in nodes.items():
             statistics = node["statistics"]
             if not statistics or "error" in statistics:
                 continue
             self._nodes[name] = statistics
             for recovery in statistics["recoveries"]:
-                self._recoveries[_key(recovery)] = recovery
-                self._lives[_key(recovery)] = statistics["incarnation"]
+                self.history.report(recovery, statistics["incarnation"])
             self._take_events(name, statistics["events"])
         self._settle()
-        while len(self._recoveries) > MAX_RECOVERIES:
-            oldest = next(iter(self._recoveries))
-            del self._recoveries[oldest]
-            self._lives.pop(oldest, None)
 
     def _take_events(self, name: str, events: list[dict[str, Any]]) -> None:
-        newest = self._seen.get(name, 0.0)
+        """A node's list is in the order of its clock, so the newest time known of it says what is news."""
+        scope = f"log:{name}"
+        last = self.history.last_rank(scope)
         for event in events:
-            if event["at"] > newest:
+            if last is None or [event["at"]] > last:
                 known = {"at", "node", "epoch", "kind", "message"}
                 details = {key: value for key, value in event.items() if key not in known}
                 plain = {key: value for key, value in event.items() if key in known}
-                self._note({"source": "node", "details": details} | plain)
-        self._seen[name] = max((event["at"] for event in events), default=newest)
+                self.history.note({"source": "node", "details": details} | plain, Mark(scope, [event["at"]]))
 
     def _take_map(self, new: ClusterMap) -> None:
         old, self._map = self._map, new
-        if old is None or new.epoch <= old.epoch:
+        if old is not None and new.epoch <= old.epoch:
             return
+        self.history.belongs_to(f"{new.cluster}/{new.seed}")
         for node in new.nodes.values():
-            before = old.nodes.get(node.id)
-            if before is None or (before.incarnation, before.state) != (node.incarnation, node.state):
-                why = f" ({node.down_reason})" if node.down_reason else ""
-                text = f"node {node.id}, incarnation {node.incarnation}, is {node.state}{why} in epoch {new.epoch}"
-                self.event(f"node_{node.state}", node.id, text)
+            mark = Mark(f"node:{node.id}", [node.incarnation, _STAGES[node.state]])
+            why = f" ({node.down_reason})" if node.down_reason else ""
+            text = f"node {node.id}, incarnation {node.incarnation}, is {node.state}{why} in epoch {new.epoch}"
+            self._note(f"node_{node.state}", node.id, text, {}, mark)
         for group in new.groups:
-            was = old.group_state(old.groups[group.gid]) if group.gid < len(old.groups) else "ok"
-            state = new.group_state(group)
+            scope, state = f"group:{group.gid}", new.group_state(group)
+            was = str((self.history.last_rank(scope) or [0, "ok"])[1])
             if state != was and {"at_risk", "lost"} & {state, was}:
-                self.event(
-                    f"group_{state}", "", f"group {group.gid} ({group.code}) is {state}, was {was}", group=group.gid
-                )
+                text = f"group {group.gid} ({group.code}) is {state}, was {was}"
+                self._note(f"group_{state}", "", text, {"group": group.gid}, Mark(scope, [group.epoch, state]))
         self._settle()
 
     def _settle(self) -> None:
@@ -175,34 +168,28 @@ class Observer:
             return
         now = time.time()
         lost = {group.gid: group for group in current.groups if group.lost}
-        for key, recovery in self._recoveries.items():
-            if recovery["finished_at"] is not None:
+        for key, known in self.history.known.items():
+            if known.finished:
                 continue
-            gone = not current.is_alive(recovery["new_owner"], self._lives.get(key, 0))
-            if recovery["group"] in lost:
-                recovery.update(state="lost", finished_at=now, eta_s=None)
-            elif gone:
-                recovery.update(state="cancelled", finished_at=now, eta_s=None)
+            if key.group in lost:
+                self.history.end(key, "lost", now)
+            elif not current.is_alive(key.new_owner, known.life):
+                self.history.end(key, "cancelled", now)
+        told = {
+            (key.group, key.shard) for key, known in self.history.known.items() if known.recovery["state"] == "lost"
+        }
         for gid, group in lost.items():
             for shard in group.shards:
-                if not current.is_alive(shard.owner, shard.incarnation) or shard.state == "recovering":
+                gone = not current.is_alive(shard.owner, shard.incarnation) or shard.state == "recovering"
+                if gone and (gid, shard.index) not in told:
                     self._add_lost(gid, shard.index, shard.owner, current, now)
 
     def _add_lost(self, gid: int, index: int, owner: str, current: ClusterMap, now: float) -> None:
         kind = "data" if index < current.code(current.groups[gid]).k else "parity"
-        if any(e["group"] == gid and e["shard"] == index and e["state"] == "lost" for e in self._recoveries.values()):
-            return
         entry = {
             "group": gid, "shard": index, "kind": kind, "lost_node": owner, "new_owner": "",
             "epoch": current.groups[gid].epoch, "state": "lost", "rows_total": 0, "rows_decoded": 0,
             "rows_on_demand": 0, "bytes_decoded": 0, "rate_rows_per_s": 0.0, "eta_s": None, "started_at": now,
             "serving_at": None, "first_row_at": None, "last_progress_at": None, "finished_at": now,
         }  # fmt: skip
-        self._recoveries[_key(entry)] = entry
-
-
-def _key(recovery: dict[str, Any]) -> _RecoveryKey:
-    return (
-        recovery["group"], recovery["shard"], recovery["kind"], recovery["lost_node"], recovery["new_owner"],
-        recovery["epoch"], recovery["started_at"],
-    )  # fmt: skip
+        self.history.report(entry, 0)

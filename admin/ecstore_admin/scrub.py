@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fastapi import APIRouter, HTTPException
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.config import JsonDict
 
 from ecstore.client.scrub import ScrubReport
 from ecstore.errors import EcstoreError, InputError, UnknownTableError
@@ -17,12 +18,29 @@ if TYPE_CHECKING:
     from ecstore_admin.app import Service
 
 
+_REQUEST_EXAMPLE: JsonDict = {"table": "user", "groups": [0, 3], "rate_mib_s": 16.0, "repair": True}
+
+_SCRUB_EXAMPLE: JsonDict = {
+    "state": "running", "ok": None, "problem": "", "started_at": 1767225600.0, "finished_at": None,
+    "request": _REQUEST_EXAMPLE, "groups_total": 2, "groups_done": 1, "stripes_total": 2113, "stripes": 1200,
+    "bytes_read": 768000, "corrupt": 1, "repaired": 1, "unrepaired": 0, "not_attributable": 0, "key_blocks": 3,
+    "key_mismatches": 0,
+    "findings": [
+        {
+            "group": 0, "table": "user", "slot": 17, "shard": 2, "node": "n3", "outcome": "repaired", "bits": 1,
+            "at": 1767225601.0, "message": "one bit of slot 17 of shard 2 was wrong",
+        }
+    ],
+    "findings_omitted": 0, "lost_groups": [], "without_parity": [], "unchecked": [], "waiting_for": [],
+}  # fmt: skip
+
+
 class ScrubRequest(BaseModel):
     """What to scrub, and how. Everything has a default."""
 
     model_config = ConfigDict(
         extra="forbid",
-        json_schema_extra={"example": {"table": "user", "groups": [0, 3], "rate_mib_s": 16.0, "repair": True}},
+        json_schema_extra={"example": _REQUEST_EXAMPLE},
     )
 
     table: str | None = Field(default=None, description="only this table")
@@ -52,6 +70,8 @@ class ScrubFinding(BaseModel):
 class Scrub(BaseModel):
     """The scrub that runs, or the latest. Every corrupt stripe is one of repaired, unrepaired, not_attributable."""
 
+    model_config = ConfigDict(json_schema_extra={"example": _SCRUB_EXAMPLE})
+
     state: Literal["idle", "running", "done", "failed", "stopped"] = Field(description="idle: none was ordered here")
     ok: bool | None = Field(description="null until it is done; false: something is wrong, or was not checked")
     problem: str = Field(description="why it failed")
@@ -78,6 +98,16 @@ class Scrub(BaseModel):
 
 
 class ScrubOrder(BaseModel):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "example": {
+                "started": True,
+                "message": "the scrub has begun; GET /scrub shows it",
+                "scrub": _SCRUB_EXAMPLE,
+            }
+        }
+    )
+
     started: bool = Field(description="false: one was running already, and goes on as it was ordered")
     message: str
     scrub: Scrub
@@ -181,7 +211,7 @@ def totals(service: Service) -> ScrubTotals:
 
 
 def router(scrubbing: Scrubbing) -> APIRouter:
-    routes = APIRouter()
+    routes = APIRouter(tags=["scrub"])
 
     @routes.post("/scrub", summary="Compare parity with data in the background, and repair what can be told")
     async def order(request: ScrubRequest | None = None) -> ScrubOrder:

@@ -38,14 +38,14 @@ def serve(settings: AdminSettings, nursery: Nursery | None = None) -> None:
     listening = _listen(settings.host, settings.port)
     app = create_app(settings, nursery)
     service: Service = app.state.service
-    orphaned = run_loop(_serve(settings, app, listening))
+    orphaned = run_loop(_serve(settings, app, service, listening))
     if orphaned or (settings.run_dir / STOPPING_FILE).exists():
         service.supervisor.end_all()
         if settings.remove_run_dir:
             shutil.rmtree(settings.run_dir, ignore_errors=True)
 
 
-async def _serve(settings: AdminSettings, app: object, listening: socket.socket) -> bool:
+async def _serve(settings: AdminSettings, app: object, service: Service, listening: socket.socket) -> bool:
     """True when it ended because the process of `exit_with` is gone."""
     config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)  # type: ignore[arg-type]
     server = _Server(config)
@@ -53,6 +53,7 @@ async def _serve(settings: AdminSettings, app: object, listening: socket.socket)
     orphaned = False
 
     def stop() -> None:
+        service.stream.end()  # else the server would wait for listeners to go away
         server.should_exit = True
 
     def parent_gone() -> None:

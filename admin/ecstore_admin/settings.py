@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ecstore.errors import ConfigError
 from ecstore.launcher import NodeSettings
+from ecstore_admin.access import Tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +22,8 @@ class AdminSettings:
     nodes: dict[str, str]
     cluster: str | None = None
     node_settings: NodeSettings = field(default_factory=NodeSettings)
-    token: str | None = None  #: bearer token; asked for when set
+    token: str | None = field(default=None, repr=False)  #: may operate; asked for when set
+    view_token: str | None = field(default=None, repr=False)  #: may only view
     exit_with: int | None = None  #: process that the nodes and this service must not outlive
     restart_crashed: bool = True
     remove_run_dir: bool = False  #: at the end, when the nodes are ended, too
@@ -34,6 +36,11 @@ class AdminSettings:
                 f"on {self.host}, which other machines can reach, the admin service needs a token: "
                 "put one into ECSTORE_ADMIN_TOKEN or give --token-file FILE, or listen on 127.0.0.1"
             )
+        self.tokens()
+
+    def tokens(self) -> Tokens:
+        """Who may do what. Raises ConfigError for tokens that cannot be."""
+        return Tokens(self.token, self.view_token)
 
     @property
     def loopback(self) -> bool:

@@ -8,9 +8,10 @@ Before anything is measured, ISA-L and galois must make the very bytes that the 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -37,11 +38,16 @@ _GALOIS_BYTES, _GALOIS_REPETITIONS, _GALOIS_UP_TO = 64 * KIB, 3, MIB
 #: The delta: rows, bytes of a row, slots of the parity shards they are spread over.
 _DELTA_ROWS, _DELTA_BYTES, _DELTA_SLOTS = 11_000, 264, 44_000
 
-_WARM_UP: Final = 2
+#: Repetitions go round so many copies of the shards, for all sides alike: how well the buffers of one copy share the
+#: ways of a cache is chance, and is worth more than what is measured here.
+_PLACES: Final = 3
+
+_WARM_UP: Final = 3
 _METRIC, _UNIT = "throughput", "GB/s"
 _SEED: Final = 20_231
 
-Sides = dict[str, Work]
+#: For each side what it does, at each place in memory.
+Sides = dict[str, Sequence[Work]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,60 +119,91 @@ def size_name(size: int) -> str:
     return f"{size // MIB}MiB" if size % MIB == 0 else f"{size // KIB}KiB"
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Shards at one place in memory: data (k), parity (m), and m that are written."""
+
+    data: list[Bytes]
+    parity: list[Bytes]
+    out: list[Bytes]
+
+    @classmethod
+    def of(cls, code: Code, size: int) -> _Place:
+        rng = np.random.default_rng(_SEED)
+        shape = (size // _ROW_BYTES, _ROW_BYTES)
+        data = [_aligned(shape) for _ in range(code.k)]
+        for rows in data:
+            rows[:] = rng.integers(0, 256, shape, dtype=np.uint8)
+        parity, out = ([_aligned(shape) for _ in range(code.m)] for _ in range(2))
+        return cls(data, parity, out)
+
+
 class _Measurement:
-    """One code at one size of its shards."""
+    """One code at one size of its shards, at several places in memory."""
 
     def __init__(self, code: Code, size: int, repetitions: int, peers: _Peers) -> None:
         self._code, self._size, self._repetitions, self._peers = code, size, repetitions, peers
-        rng = np.random.default_rng(_SEED)
-        shape = (size // _ROW_BYTES, _ROW_BYTES)
-        self._data = [_aligned(shape) for _ in range(code.k)]
-        for rows in self._data:
-            rows[:] = rng.integers(0, 256, shape, dtype=np.uint8)
-        self._parity, self._out = ([_aligned(shape) for _ in range(code.m)] for _ in range(2))
+        self._places = [_Place.of(code, size) for _ in range(min(_PLACES, repetitions))]
 
     def records(self) -> list[Record]:
         """Encoding, decoding of one lost data shard, and of m."""
-        code, data, parity = self._code, self._data, self._parity
+        code, places = self._code, self._places
         case = f"encode/{code.name}/{size_name(self._size)}"
-        sides: Sides = {"ecstore": lambda: codec.encode(code, data, out=parity)}
+        sides: Sides = {"ecstore": [partial(codec.encode, code, place.data, out=place.parity) for place in places]}
         if self._peers.zfec is not None:
-            sides["zfec"] = self._peers.zfec.encode(code, data)
-        found = self._beside(case, sides, code.coefficients, data, parity)
-        codec.encode(code, data, out=parity)
+            sides["zfec"] = [self._peers.zfec.encode(code, place.data) for place in places]
+        buffers = [(place.data, place.parity) for place in places]
+        found = self._beside(case, sides, code.coefficients, buffers)
+        for work in sides["ecstore"]:
+            work()
         found += self._decode("decode1", [0])
         return found + (self._decode("decodem", list(range(code.m))) if code.m > 1 else [])
 
     def _decode(self, what: str, lost: Sequence[int]) -> list[Record]:
-        code, shards = self._code, self._data + self._parity
+        code, places = self._code, self._places
         matrix, left = decode_sources(code, lost)
-        have = {index: shards[index] for index in left}
-        outputs = self._out[: len(lost)]
-        into = dict(zip(lost, outputs, strict=True))
-        sides: Sides = {"ecstore": lambda: codec.decode(code, lost, have, out=into)}
+        shards = [place.data + place.parity for place in places]
+        buffers = [
+            ([all_[index] for index in left], place.out[: len(lost)])
+            for all_, place in zip(shards, places, strict=True)
+        ]
+        into = [dict(zip(lost, outputs, strict=True)) for _sources, outputs in buffers]
+        sides: Sides = {
+            "ecstore": [
+                partial(codec.decode, code, lost, dict(zip(left, sources, strict=True)), out=made)
+                for (sources, _outputs), made in zip(buffers, into, strict=True)
+            ]
+        }
         if self._peers.zfec is not None:
-            sides["zfec"] = self._peers.zfec.decode(code, lost, self._data)
+            sides["zfec"] = [self._peers.zfec.decode(code, lost, place.data) for place in places]
         case = f"{what}/{code.name}/{size_name(self._size)}"
-        found = self._beside(case, sides, matrix, list(have.values()), outputs)
-        sides["ecstore"]()
-        if any(not np.array_equal(rows, shards[index]) for index, rows in into.items()):
-            raise EcstoreError(f"{case}: decoded rows are not the lost ones; its figures would mean nothing")
+        found = self._beside(case, sides, matrix, buffers)
+        for work, made, all_ in zip(sides["ecstore"], into, shards, strict=True):
+            work()
+            if any(not np.array_equal(rows, all_[index]) for index, rows in made.items()):
+                raise EcstoreError(f"{case}: decoded rows are not the lost ones; its figures would mean nothing")
         return found
 
     def _beside(
-        self, case: str, sides: Sides, matrix: Bytes, sources: Sequence[Bytes], outputs: Sequence[Bytes]
+        self, case: str, sides: Sides, matrix: Bytes, buffers: Sequence[tuple[Sequence[Bytes], Sequence[Bytes]]]
     ) -> list[Record]:
-        """Records beside every peer; `sides` has what has no matrix from us, the others are added here."""
-        amount = len(sources) * self._size
+        """Records beside every peer; `sides` has what has no matrix from us, the others are added here.
+
+        `buffers`: at each place, the sources and the outputs.
+        """
+        amount = len(buffers[0][0]) * self._size
         if self._peers.isa_l is not None:
-            sides = {"isa-l": self._peers.isa_l.matrix(matrix, sources, outputs), **sides}
-            _same(case, outputs, sides["ecstore"], sides["isa-l"])
-        seconds = _rotating(sides, self._repetitions, max(1, _LEAST_BYTES // amount))
-        done = max(1, _LEAST_BYTES // amount) * amount / 1e9
-        ours = seconds.pop("ecstore")
-        found = [throughput_beside(case, done, _UNIT, _METRIC, ours, peer, theirs) for peer, theirs in seconds.items()]
+            isa_l = self._peers.isa_l
+            sides = {"isa-l": [isa_l.matrix(matrix, sources, outputs) for sources, outputs in buffers], **sides}
+            for (_sources, outputs), ours, theirs in zip(buffers, sides["ecstore"], sides["isa-l"], strict=True):
+                _same(case, outputs, ours, theirs)
+        times = max(1, _LEAST_BYTES // amount)
+        seconds = _rotating(sides, self._repetitions, times)
+        ours_s = seconds.pop("ecstore")
+        done = times * amount / 1e9
+        found = [throughput_beside(case, done, _UNIT, _METRIC, ours_s, peer, s) for peer, s in seconds.items()]
         if self._size <= _GALOIS_UP_TO:
-            found.append(self._beside_galois(case, matrix, sources, outputs, done / statistics.median(ours)))
+            found.append(self._beside_galois(case, matrix, *buffers[0], done / statistics.median(ours_s)))
         return found
 
     def _beside_galois(
@@ -200,7 +237,7 @@ def _delta(repetitions: int) -> list[Record]:
             rows[slots] ^= delta
 
     times = 4
-    seconds = _rotating({"ecstore": ours, "numpy": numpy}, repetitions, times)
+    seconds = _rotating({"ecstore": [ours], "numpy": [numpy]}, repetitions, times)
     case, done = f"delta/{code.name}/{_DELTA_ROWS}x{_DELTA_BYTES}B", times * len(parity) * delta.nbytes / 1e9
     return [throughput_beside(case, done, _UNIT, _METRIC, seconds["ecstore"], "numpy", seconds["numpy"])]
 
@@ -219,8 +256,8 @@ def _threads(repetitions: int) -> list[Record]:
     ]
     with ThreadPoolExecutor(2) as pool:
         sides: Sides = {
-            "ecstore": lambda: list(pool.map(lambda half: codec.encode(code, half[0], out=half[1]), halves)),
-            "one thread": lambda: codec.encode(code, data, out=parity),
+            "ecstore": [lambda: list(pool.map(lambda half: codec.encode(code, half[0], out=half[1]), halves))],
+            "one thread": [lambda: codec.encode(code, data, out=parity)],
         }
         seconds = _rotating(sides, repetitions, 2)
     done = 2 * code.k * size / 1e9
@@ -228,8 +265,11 @@ def _threads(repetitions: int) -> list[Record]:
     return [throughput_beside(case, done, _UNIT, _METRIC, seconds["ecstore"], "one thread", seconds["one thread"])]
 
 
-def _rotating(sides: Mapping[str, Work], repetitions: int, times: int) -> dict[str, list[float]]:
-    """Seconds of each side in each repetition, each beginning with another side: none always has the better cache."""
+def _rotating(sides: Sides, repetitions: int, times: int) -> dict[str, list[float]]:
+    """Seconds of each side in each repetition, at the place whose turn it is.
+
+    Each repetition begins with another side: none always has the better cache.
+    """
     names = list(sides)
     seconds: dict[str, list[float]] = {name: [] for name in names}
 
@@ -243,7 +283,9 @@ def _rotating(sides: Mapping[str, Work], repetitions: int, times: int) -> dict[s
     for repetition in range(-_WARM_UP, repetitions):
         start = repetition % len(names)
         for name in names[start:] + names[:start]:
-            taken = interleaved({name: repeated(sides[name])}, 1, warm_up=0)[name]
+            works = sides[name]
+            place = repetition // len(names) % len(works)  # every side begins at every place
+            taken = interleaved({name: repeated(works[place])}, 1, warm_up=0)[name]
             if repetition >= 0:
                 seconds[name] += taken
     return seconds

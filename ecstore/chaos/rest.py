@@ -9,6 +9,7 @@ import httpx
 
 from ecstore.chaos.plan import Action
 from ecstore.errors import ConfigError, UnavailableError
+from ecstore.launcher.cluster import admin_headers
 
 #: A call is given up after so long.
 PATIENCE_S: Final = 30.0
@@ -18,7 +19,7 @@ class Rest:
     """One admin service."""
 
     def __init__(self, url: str) -> None:
-        self._client = httpx.Client(base_url=url, timeout=10.0)
+        self._client = httpx.Client(base_url=url, timeout=10.0, headers=admin_headers())
 
     def close(self) -> None:
         self._client.close()
@@ -68,7 +69,10 @@ class Rest:
         """ConfigError unless this admin service and its nodes take faults."""
         if "/faults" not in self._call("GET", "/openapi.json")["paths"]:
             raise ConfigError("the admin service knows no faults; use one of this release")
-        silent = self._call("GET", "/faults")["silent"]
+        told = self._call("GET", "/faults")
+        if not told["allowed"]:
+            raise ConfigError("the admin service takes no faults; start the cluster with --allow-faults")
+        silent = told["silent"]
         if silent:
             raise ConfigError(f"nodes {', '.join(silent)} take no faults; start the cluster with --allow-faults")
 

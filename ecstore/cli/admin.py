@@ -26,7 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-restart", action="store_true", help="leave nodes down that end by themselves")
     parser.add_argument(
         "--token-file", type=Path, metavar="FILE",
-        help="bearer token that callers must send; default: ECSTORE_ADMIN_TOKEN; needed unless on loopback",
+        help="bearer token of callers that may do everything; default: ECSTORE_ADMIN_TOKEN; needed unless on loopback",
+    )  # fmt: skip
+    parser.add_argument(
+        "--view-token-file", type=Path, metavar="FILE",
+        help="bearer token of callers that may only look; default: ECSTORE_ADMIN_VIEW_TOKEN",
     )  # fmt: skip
     parser.add_argument("--exit-with", type=int, metavar="PID", help="end, with all nodes, when this process has ended")
     parser.add_argument("--remove-run-dir", action="store_true", help=argparse.SUPPRESS)
@@ -58,7 +62,9 @@ def run(options: argparse.Namespace) -> int:
 
     settings = AdminSettings(
         host=host, port=port, run_dir=options.run_dir.resolve(), coordination=options.coordination, nodes=nodes,
-        cluster=options.cluster, node_settings=NodeSettings.of(options), token=_token(options.token_file),
+        cluster=options.cluster, node_settings=NodeSettings.of(options),
+        token=_token(options.token_file, "ECSTORE_ADMIN_TOKEN"),
+        view_token=_token(options.view_token_file, "ECSTORE_ADMIN_VIEW_TOKEN"),
         exit_with=options.exit_with, restart_crashed=not options.no_restart, remove_run_dir=options.remove_run_dir,
     )  # fmt: skip
     if nodes:
@@ -74,11 +80,13 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _token(file: Path | None) -> str | None:
+def _token(file: Path | None, variable: str) -> str | None:
+    """From the file, else from the environment, which loses it: nodes inherit what is left."""
     from ecstore.errors import ConfigError
 
+    given = os.environ.pop(variable, None) or None
     if file is None:
-        return os.environ.get("ECSTORE_ADMIN_TOKEN") or None
+        return given
     try:
         token = file.read_text().strip()
     except OSError as error:

@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from ecstore.errors import ConfigError
     from ecstore.launcher.ports import check_free
+    from ecstore.launcher.processes import give_way
     from ecstore.transport import parse_address
     from ecstore.transport import run as run_loop
     from ecstore.warmup import warm_up
@@ -54,6 +55,7 @@ def run(options: argparse.Namespace) -> int:
     except ConfigError as error:
         raise ConfigError(f"node {config.name} {str(error).partition(';')[0]}; choose another --listen") from None
     warm_up()
+    give_way(options.nice or 0)
     run_loop(_serve(config, options.exit_with))
     return 0
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ecstore.client import store as aio
+from ecstore.client.insight import RowLook
 from ecstore.client.scrub import ScrubOptions, ScrubReport
 from ecstore.client.store import TIMEOUT_S, Ack
 from ecstore.cluster.map import ClusterMap
@@ -94,6 +95,10 @@ class Table:
     def delete(self, ids: Ids, *, timeout: float | None = None) -> None:
         """Forget rows: their keys have the initial value again."""
         self._store._run(self._table.delete(ids, timeout=timeout))
+
+    def look(self, key: int, *, timeout: float | None = None) -> RowLook | None:
+        """One row as it lies on its node, with the optimizer's state; None when it was never made. Makes no row."""
+        return self._store._run(self._table.look(key, timeout=timeout))
 
     def export(self, *, state: bool = False, timeout: float | None = None) -> tuple[NDArray[np.uint64], NDArray[Any]]:
         """All stored rows by rising key: uint64 (n,), and float32 (n, dim), or with `state` uint8 (n, row_bytes)."""
@@ -208,6 +213,14 @@ class Store:
         when they are done; `progress` is called on the thread of the client's loop and must not call the store.
         """
         return self._run(self._store.scrub(**options))
+
+    def report(self, name: str, figures: Mapping[str, Any]) -> None:
+        """Tell the nodes how the trainer `name` is doing: see `ecstore.aio.Store.report` for the figures."""
+        self._run(self._store.report(name, figures))
+
+    def report_async(self, name: str, figures: Mapping[str, Any]) -> concurrent.futures.Future[None]:
+        """Like `report`, without waiting; errors are in the future. Training must not wait for its own figures."""
+        return self._loop.submit(self._store.report(name, dict(figures)))
 
     def ask_node(self, address: str, kind: str, meta: dict[str, Any], *, timeout: float = 5.0) -> dict[str, Any]:
         """Ask the node at "host:port" for something of its own; the meta of its answer. See `ecstore.aio`."""

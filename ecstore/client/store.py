@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ecstore import buffers, optim
 from ecstore.client.directory import Directory
+from ecstore.client.insight import RowLook, report, row_look, status
 from ecstore.client.lanes import Batch, Item, Pusher
 from ecstore.client.pieces import MAX_MESSAGE_BYTES, pieces, section_rows
 from ecstore.client.scrub import Scrub, ScrubOptions, ScrubReport
@@ -38,6 +39,7 @@ from ecstore.errors import (
 from ecstore.routing import Ids, all_finite, as_keys, gather, joined, place, route, unique_sum
 from ecstore.tables import Initializer, TableSpec, Uniform
 from ecstore.transport import parse_address
+from ecstore.wire import Frame
 
 Ack = Literal["parity", "local"]
 U64 = NDArray[np.uint64]
@@ -111,6 +113,10 @@ class Table:
     async def delete(self, ids: Ids, *, timeout: float | None = None) -> None:
         """Forget rows: their keys have the initial value again. Unknown ids are ignored."""
         await self._store._delete(self.name, ids, timeout)
+
+    async def look(self, key: int, *, timeout: float | None = None) -> RowLook | None:
+        """One row as it lies on its node, with the optimizer's state; None when it was never made. Makes no row."""
+        return await self._store._look(self.name, key, timeout)
 
     async def export(self, *, state: bool = False, timeout: float | None = None) -> tuple[U64, NDArray[Any]]:
         """All stored rows, by rising key: uint64 (n,), and float32 (n, dim) weights, or with `state` uint8
@@ -448,21 +454,31 @@ class Store:
         start = 0
         while start >= 0:
             meta = {"group": gid, "shard": index, "table": entry.id, "start": start, "count": count}
-            frame = await self._ask_owner(gid, index, "scan", meta, deadline)
+            _owner, frame = await self._ask_owner(gid, index, "scan", meta, deadline)
             part = frame.bin(0, np.uint64)
             keys.append(part)
             rows.append(frame.bin(1, np.uint8, (part.size, entry.spec.row_bytes)))
             start = int(frame.meta["next"])
 
-    async def _ask_owner(self, gid: int, index: int, kind: str, meta: dict[str, Any], deadline: float) -> Any:
+    async def _look(self, name: str, key: int, timeout: float | None) -> RowLook | None:
+        entry, keys = self._entry(name), as_keys([key])
+        (part,) = self._parts(entry, keys, np.empty((1, entry.spec.dim), np.float32))
+        meta = {"group": part.gid, "shard": part.index, "table": entry.id}
+        deadline = self._loop.time() + self._limit(timeout)
+        owner, frame = await self._ask_owner(part.gid, part.index, "row.read", meta, deadline, [keys])
+        return row_look(frame, entry.spec, int(keys[0]), part.gid, part.index, owner)
+
+    async def _ask_owner(
+        self, gid: int, index: int, kind: str, meta: dict[str, Any], deadline: float, bins: Sequence[Any] = ()
+    ) -> tuple[str, Frame]:
         """Ask the owner of a data shard, again after changes of the map, until the deadline."""
         while True:
             group = self._session.map.groups[gid]
             if group.lost:
                 raise DataLossError(groups=[gid])
             try:
-                left = max(0.05, deadline - self._loop.time())
-                return await self._session.ask(group.shards[index].owner, kind, meta, timeout=min(left, 10.0))
+                left, owner = max(0.05, deadline - self._loop.time()), group.shards[index].owner
+                return owner, await self._session.ask(owner, kind, meta, bins, timeout=min(left, 10.0))
             except EcstoreError as error:
                 if not error.retryable:
                     raise
@@ -482,7 +498,7 @@ class Store:
             for index in range(k)
         ]
         answers = await asyncio.gather(*asked)
-        return sum(table[3] for answer in answers for table in answer.meta["tables"] if table[0] == entry.id)
+        return sum(table[3] for _owner, answer in answers for table in answer.meta["tables"] if table[0] == entry.id)
 
     # -- scrub ------------------------------------------------------------------------------------------
 
@@ -493,6 +509,14 @@ class Store:
 
     # -- status -----------------------------------------------------------------------------------------
 
+    async def report(self, name: str, figures: Mapping[str, Any]) -> None:
+        """Tell the nodes how the trainer `name` is doing, some times a minute to once a second, for `GET /training`.
+
+        Figures: state ("running", "finished"), batch, batches_total, samples, samples_per_s, loss, auc; each may be
+        left out. InputError for others; UnavailableError when no node has taken it: go on training, report later.
+        """
+        await report(self._session, name, figures)
+
     async def ask_node(self, address: str, kind: str, meta: dict[str, Any], *, timeout: float = 5.0) -> dict[str, Any]:
         """Ask the node at "host:port" for something of its own, such as `fault.set`; also one that is declared down.
 
@@ -502,31 +526,7 @@ class Store:
 
     async def status(self, *, timeout: float | None = None) -> dict[str, Any]:
         """The cluster as seen now: epoch, health of the groups, nodes of the map, and each node's own statistics."""
-        await self._session.refresh()
-        current = self._session.map
-
-        async def one(node_id: str) -> tuple[str, dict[str, Any]]:
-            try:
-                frame = await self._session.ask(node_id, "status", {}, timeout=min(2.0, self._limit(timeout)))
-                return node_id, frame.meta
-            except EcstoreError as error:
-                return node_id, {"error": str(error)}
-
-        alive = [node.id for node in current.nodes.values() if node.alive]
-        statistics = dict(await asyncio.gather(*(one(node_id) for node_id in alive)))
-        return {
-            "cluster": current.cluster,
-            "epoch": current.epoch,
-            "health": current.health(),
-            "nodes": {
-                node.id: {
-                    "address": node.address, "state": node.state, "incarnation": node.incarnation,
-                    "down_reason": node.down_reason, "statistics": statistics.get(node.id),
-                }
-                for node in current.nodes.values()
-            },
-            "tables": {name: entry.spec.to_wire() for name, entry in current.tables.items()},
-        }  # fmt: skip
+        return await status(self._session, min(2.0, self._limit(timeout)))
 
 
 def _rows(values: ArrayLike, spec: TableSpec) -> F32:

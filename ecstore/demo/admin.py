@@ -7,11 +7,12 @@ from typing import Any
 import httpx
 
 from ecstore.errors import UnavailableError
+from ecstore.launcher.cluster import admin_headers
 
 
 class Admin:
     def __init__(self, url: str) -> None:
-        self._client = httpx.Client(base_url=url, timeout=10.0)
+        self._client = httpx.Client(base_url=url, timeout=10.0, headers=admin_headers())
 
     def close(self) -> None:
         self._client.close()

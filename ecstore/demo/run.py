@@ -98,7 +98,7 @@ def run_demo(
     if dataset.bad_lines.count:
         first = dataset.bad_lines.first[0]
         tell(f"{dataset.bad_lines.count} bad lines were skipped; the first is line {first.number}: {first.reason}")
-    settings = replace(options.settings, decode_mib_per_s=options.decode_mib_per_s(dataset))
+    settings = replace(options.settings, decode_mib_per_s=options.decode_mib_per_s(dataset), allow_faults=True)
     with ExitStack() as stack:
         started = time.monotonic()
         chosen = ClusterOptions(nodes=options.nodes, seed=options.seed, settings=settings, restart_crashed=False)

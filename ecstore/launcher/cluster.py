@@ -26,12 +26,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from ecstore.errors import ConfigError, EcstoreError, UnavailableError
-from ecstore.launcher.nodes import NodeSettings, node_addresses
+from ecstore.launcher.nodes import NICE_BESIDE_OTHERS, NodeSettings, node_addresses
 from ecstore.launcher.ports import check_free, free_ports
 from ecstore.launcher.processes import (
     WATCH_PAUSE_S,
@@ -50,6 +50,7 @@ logger = logging.getLogger(__name__)
 
 #: Where the parts of a cluster keep their files inside of its run directory.
 NODES_FILE: Final = "nodes.json"  #: written by the admin service
+HISTORY_FILE: Final = "history.jsonl"  #: written by the admin service
 STOPPING_FILE: Final = "stopping"  #: its presence tells the admin to end the nodes when it ends
 OWNER_FILE: Final = "owner.json"  #: process that owns the cluster
 MAP_FILE: Final = "map.json"  #: written by the coordination service
@@ -126,7 +127,7 @@ class LocalCluster:
         self._commands["admin"] = [
             sys.executable, "-m", "ecstore", "admin", f"--listen={admin_address}", f"--run-dir={self.run_dir}",
             f"--coordination={self.coordination}", f"--exit-with={mine}", f"--cluster={cluster}",
-            *self.options.settings.arguments(),
+            *self._node_settings().arguments(),
             *(f"--node={name}={address}" for name, address in self.addresses.items()),
             *([] if self.options.restart_crashed else ["--no-restart"]),
             *(["--remove-run-dir"] if self._temporary else []),
@@ -138,6 +139,10 @@ class LocalCluster:
         self._wait_for(self._nodes_up, deadline, "the nodes", "admin")
         self._supervisor = threading.Thread(target=self._supervise, name="ecstore launcher", daemon=True)
         self._supervisor.start()
+
+    def _node_settings(self) -> NodeSettings:
+        chosen = self.options.settings
+        return chosen if chosen.nice is not None else replace(chosen, nice=NICE_BESIDE_OTHERS)
 
     def _choose_addresses(self) -> str:
         """Ports of everything, checked; the address of the admin service."""
@@ -167,7 +172,12 @@ class LocalCluster:
         owner = _read_owner(self.run_dir)
         if owner is not None and is_running(owner):
             raise ConfigError(f"{self.run_dir} belongs to a running cluster (process {owner.pid}); choose another one")
-        for name in (NODES_FILE, STOPPING_FILE, MAP_FILE):  # rows live in memory: a former cluster's map is of no use
+        for name in (
+            NODES_FILE,
+            HISTORY_FILE,
+            STOPPING_FILE,
+            MAP_FILE,
+        ):  # rows live in memory: a former cluster's map is of no use
             (self.run_dir / name).unlink(missing_ok=True)
         me = identify(os.getpid())
         assert me is not None
@@ -277,10 +287,16 @@ def node_processes(run_dir: Path) -> Sequence[ProcessId]:
 def get_json(url: str, *, timeout: float) -> Any | None:
     """The answer to a GET of the admin service; None when there is none (yet)."""
     try:
-        with urllib.request.urlopen(url, timeout=timeout) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=admin_headers()), timeout=timeout) as answer:
             return json.load(answer)
     except (OSError, ValueError, urllib.error.URLError):
         return None
+
+
+def admin_headers() -> dict[str, str]:
+    """What the admin service asks for: the token of the environment, from which it has its own, too."""
+    token = os.environ.get("ECSTORE_ADMIN_TOKEN")
+    return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def _answers(address: str) -> bool:

@@ -10,6 +10,10 @@ from ecstore.errors import ConfigError
 
 MIB = 1 << 20
 
+#: Nodes that are started together on one machine share it with whoever trains, whose computing is what everybody waits
+#: for; their own work in the background can use what is left. It is a third of a full share: they are never starved.
+NICE_BESIDE_OTHERS = 5
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
@@ -20,6 +24,7 @@ class NodeSettings:
     decode_only: str | None = None  #: "sweep" or "on-demand": without the other one, for measurements
     heartbeat_s: float | None = None  #: between two heartbeats
     suspect_after_s: float | None = None  #: silence after which a peer is suspected; the lease is as long
+    nice: int | None = None  #: how far a node gives way to other processes of its machine
     allow_faults: bool = False  #: nodes do to themselves what `fault.*` messages order; for tests
 
     def arguments(self) -> list[str]:
@@ -29,6 +34,7 @@ class NodeSettings:
             "--decode-block": self.decode_block_rows,
             "--heartbeat": self.heartbeat_s,
             "--suspect-after": self.suspect_after_s,
+            "--nice": self.nice,
         }
         chosen = [f"{name}={value!r}" for name, value in given.items() if value is not None]
         chosen += [] if self.decode_only is None else [f"--decode-only={self.decode_only}"]
@@ -45,12 +51,15 @@ class NodeSettings:
         ):
             if value is not None and not value > 0:
                 raise ConfigError(f"{option} must be positive, not {value:g}")
+        if options.nice is not None and not 0 <= options.nice <= 19:
+            raise ConfigError(f"--nice is 0 to 19, not {options.nice}")
         return cls(
             decode_mib_per_s=options.decode_rate,
             decode_block_rows=options.decode_block,
             decode_only=options.decode_only,
             heartbeat_s=options.heartbeat,
             suspect_after_s=options.suspect_after,
+            nice=options.nice,
             allow_faults=options.allow_faults,
         )
 
@@ -83,6 +92,13 @@ class NodeSettings:
         )
         group.add_argument(
             "--suspect-after", type=float, metavar="S", help="silence after which a peer is suspected (default 1.0)"
+        )
+        group.add_argument(
+            "--nice",
+            type=int,
+            metavar="N",
+            help="how far a node gives way to other processes of its machine, 0 to 19 as of nice(1) (default 0; "
+            f"{NICE_BESIDE_OTHERS} for nodes that share a machine by `ecstore up` or `demo`)",
         )
         group.add_argument(
             "--allow-faults",

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ecstore.errors import ConfigError
 from ecstore.threads import SINGLE_THREADED
 
 #: Seconds between two looks whether a watched process is still there.
@@ -62,6 +63,15 @@ def _from_ps(pid: int) -> ProcessId | None:
 
 def is_running(process: ProcessId) -> bool:
     return identify(process.pid) == process
+
+
+def is_stopped(process: ProcessId) -> bool:
+    """Whether the process stands still by SIGSTOP; False where there is no /proc."""
+    try:
+        fields = Path(f"/proc/{process.pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return False
+    return fields[0] == b"T" and fields[19].decode() == process.started
 
 
 def send_signal(process: ProcessId, number: signal.Signals) -> bool:
@@ -121,6 +131,33 @@ def exit_with(pid: int, stop: Callable[[], object], *, grace_s: float = 2 * GRAC
         os._exit(1)
 
     threading.Thread(target=watch, name="exit with parent", daemon=True).start()
+
+
+def give_way(nice: int) -> None:
+    """Let other processes of this machine go first: `nice` is 0 (an equal among them) to 19, as of nice(1).
+
+    A share of a processor remains however busy the others are. Linux shares processors among sessions, if its
+    autogroups are on, and niceness counts inside of one; the session of a process that leads one gets the same.
+    """
+    if not 0 <= nice <= 19:
+        raise ConfigError(f"--nice is 0 to 19, not {nice}")
+    if nice and hasattr(os, "nice"):
+        os.nice(nice)
+        if os.getsid(0) == os.getpid():
+            threading.Thread(target=_weigh_session, args=(nice,), name="give way", daemon=True).start()
+
+
+def _weigh_session(nice: int) -> None:
+    """The kernel takes ten such wishes a second from all of a machine without privileges: nodes start more at once."""
+    for _ in range(100):
+        try:
+            Path("/proc/self/autogroup").write_text(str(nice))
+        except BlockingIOError:
+            time.sleep(0.1)
+        except OSError:  # no autogroups here
+            return
+        else:
+            return
 
 
 def last_line(log: Path) -> str:

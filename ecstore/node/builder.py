@@ -46,7 +46,8 @@ async def _follow(runtime: Runtime, sink: OwnedSink, src: int, recovery: Recover
     while not sink.shard.sources[src].loaded:
         try:
             if not sink.shard.sources[src].synced:
-                await pacer.take(0)  # key lists are long, too
+                with recovery.held(runtime.wall):
+                    await pacer.take(0)  # key lists are long, too
                 if not sink.shard.sources[src].synced:  # the snapshot of an attempt given up may have come meanwhile
                     await _subscribe(runtime, sink, src)
             else:
@@ -55,6 +56,7 @@ async def _follow(runtime: Runtime, sink: OwnedSink, src: int, recovery: Recover
             raise
         except EcstoreError as error:
             runtime.count("build_retries")
+            recovery.failed()
             _start_over_if_unsubscribed(runtime, sink, error)
             await asyncio.sleep(RETRY_S)
 
@@ -97,7 +99,9 @@ async def _fetch_blocks(runtime: Runtime, sink: OwnedSink, src: int, pacer: Pace
         count = min(count, limits.blocks_of(slab.rows.shape[1]))
     slots = min(count * limits.BLOCK_SLOTS, source.keys[table_id].used - block * limits.BLOCK_SLOTS)
     # The rate is one of rows that come back: a parity row needs one row of each source.
-    await pacer.take(slots * (slab.rows.shape[1] if slab is not None else 0) // len(sink.shard.sources))
+    assert sink.recovery is not None
+    with sink.recovery.held(runtime.wall):
+        await pacer.take(slots * (slab.rows.shape[1] if slab is not None else 0) // len(sink.shard.sources))
     await owner.request(
         "sink.want",
         {

@@ -102,7 +102,10 @@ class ClientApi:
             "pull": self._pull,
             "push": self._push,
         }
-        self.waiting: dict[str, Callable[[Connection, Frame], Coroutine[Any, Any, None]]] = {"scan": self._scan}
+        self.waiting: dict[str, Callable[[Connection, Frame], Coroutine[Any, Any, None]]] = {
+            "scan": self._scan,
+            "row.read": self._row_read,
+        }
 
     # -- common ---------------------------------------------------------------------------------------
 
@@ -171,11 +174,13 @@ class ClientApi:
     # -- pull -----------------------------------------------------------------------------------------
 
     def _pull(self, connection: Connection, frame: Frame) -> None:
+        began = self._runtime.clock()
         sections = _pull_sections(frame)
         self._fence()
         self._check_places(sections)
         if not any(self._must_wait(section) for section in sections):
             self._answer_pull(connection, frame.rid, sections, {})
+            self._runtime.durations.pull.observe(self._runtime.clock() - began)
             return
         for section in sections:
             section.detach()
@@ -196,6 +201,7 @@ class ClientApi:
 
     async def _pull_later(self, connection: Connection, rid: int, sections: list[_Section]) -> None:
         """Wait for takeovers and decode what the sections need, side by side, then answer."""
+        began = self._runtime.clock()
         errors: dict[int, EcstoreError] = {}
 
         async def prepare(number: int, section: _Section) -> None:
@@ -222,6 +228,7 @@ class ClientApi:
         try:
             self._fence()
             self._answer_pull(connection, rid, sections, errors)
+            self._runtime.durations.pull.observe(self._runtime.clock() - began)
         except EcstoreError as error:
             connection.reply_error(rid, error)
 
@@ -397,7 +404,7 @@ class ClientApi:
         else:
             answer.done(number, None)
 
-    # -- scan -----------------------------------------------------------------------------------------
+    # -- scan, rows -----------------------------------------------------------------------------------
 
     async def _scan(self, connection: Connection, frame: Frame) -> None:
         """Keys and whole rows of a run of slots: export. The client goes on from `next` until it is -1."""
@@ -426,14 +433,46 @@ class ClientApi:
         meta = {"epoch": self._runtime.map.epoch, "next": following, "row_bytes": store.row_bytes}
         connection.reply(frame.rid, meta, [store.keylist.keys[live], store.read(live)])
 
+    async def _row_read(self, connection: Connection, frame: Frame) -> None:
+        """Whole rows of some keys, with their slots and the seq of that instant. Makes no row and opens no table."""
+        gid, index, table_id = (integer(frame.meta, name) for name in ("group", "shard", "table"))
+        keys = frame.bin(0, np.uint64)
+        if not 1 <= keys.size <= limits.MAX_KEYS_PER_LOOK:
+            raise FrameError(f"1 to {limits.MAX_KEYS_PER_LOOK} keys may be looked at in one request, not {keys.size}")
+        section = _Section(gid, index, table_id, keys.copy())
+        self._fence()
+        self._check_places([section])
+        try:
+            async with asyncio.timeout(WAIT_S):
+                await self._taken_over(section)
+                decoded = self._needs_decode(section)
+                await self._decode_for(section)
+        except TimeoutError:
+            raise NotReadyError(f"shard {index} of group {gid} was not ready in {WAIT_S} s; ask again") from None
+        self._fence()
+        owned, row_bytes = self._owned(section), self._table(table_id).spec.row_bytes
+        if self._needs_decode(section):  # another owner came between
+            raise NotReadyError(f"shard {index} of group {gid} has just begun; ask again")
+        assert owned.shard is not None
+        if section.keys.size * row_bytes > limits.MAX_REPLY_BYTES:
+            raise FrameError(f"{section.keys.size} rows of {row_bytes} bytes exceed one reply; ask for fewer")
+        store = owned.shard.tables.get(table_id)
+        slots, rows = np.full(section.keys.size, -1, np.int64), np.empty((0, row_bytes), np.uint8)
+        if store is not None:
+            slots = store.find(section.keys)
+            rows = store.read(slots[slots >= 0])
+        meta = {"epoch": self._runtime.map.epoch, "seq": owned.shard.seq, "row_bytes": row_bytes, "decoded": decoded}
+        connection.reply(frame.rid, meta, [slots, rows])
+
 
 class _PushAnswer:
     """Collects the outcome of every section and replies when the last one is known."""
 
-    __slots__ = ("_connection", "_errors", "_left", "_rid", "_runtime")
+    __slots__ = ("_began", "_connection", "_errors", "_left", "_rid", "_runtime")
 
     def __init__(self, runtime: Runtime, connection: Connection, frame: Frame, sections: int) -> None:
         self._runtime = runtime
+        self._began = runtime.clock()
         self._connection = connection
         self._rid = frame.rid
         self._left = sections
@@ -454,6 +493,7 @@ class _PushAnswer:
                 FencedError(f"node {self._runtime.name} has lost its lease; fetch the map and push again"),
             )
             return
+        self._runtime.durations.push.observe(self._runtime.clock() - self._began)
         try:
             self._connection.reply(self._rid, _meta(self._runtime, self._errors))
         except FrameTooLargeError:  # we may be in the middle of a shard's acknowledgements: nothing may come out here

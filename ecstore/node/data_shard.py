@@ -141,6 +141,9 @@ class DataShard:
     def rows_undecoded(self) -> int:
         return sum(int(mask.sum()) for mask in self.undecoded.values())
 
+    def bytes_undecoded(self) -> int:
+        return sum(int(mask.sum()) * self.tables[table_id].row_bytes for table_id, mask in self.undecoded.items())
+
     def undecoded_table(self) -> int | None:
         """A table that has undecoded rows; None: all are decoded."""
         return next(iter(self.undecoded), None)

@@ -110,13 +110,15 @@ class Decoder:
         config = self._runtime.config
         while (table_id := self._shard.undecoded_table()) is not None:
             if config.decode_only == "on-demand":
-                await self._restored.wait()
+                with self._recovery.held(self._runtime.wall):
+                    await self._restored.wait()
                 continue
             block = config.decode_block_rows or max(
                 limits.BLOCK_SLOTS, limits.DECODE_BLOCK_BYTES // self._shard.tables[table_id].row_bytes
             )
             slots = self._shard.next_undecoded(table_id, block)
-            await self._pacer.take(slots.size * self._shard.tables[table_id].row_bytes)
+            with self._recovery.held(self._runtime.wall):
+                await self._pacer.take(slots.size * self._shard.tables[table_id].row_bytes)
             await self.ensure(table_id, slots, on_demand=False)
 
     def _tell_restored(self) -> None:
@@ -141,7 +143,7 @@ class Decoder:
                 job.done.set_result(None)
 
     async def _decode_until_done(self, table_id: int, slots: I64, on_demand: bool) -> None:
-        pause = RETRY_S
+        pause, began = RETRY_S, self._runtime.clock()
         while True:
             if self._closed is not None:
                 raise self._closed
@@ -155,12 +157,16 @@ class Decoder:
                 raise
             except EcstoreError:
                 self._runtime.count("decode_retries")
+                self._recovery.failed()
                 await self._runtime.map_change(pause)
                 pause = min(2 * pause, LONGEST_RETRY_S)
                 continue
             restored = self._shard.restore(table_id, slots, rows)
             self._tell_restored()
             self._recovery.progress(restored, restored * rows.shape[1], self._runtime.wall(), on_demand=on_demand)
+            durations = self._runtime.durations
+            histogram = durations.decode_on_demand if on_demand else durations.decode_sweep
+            histogram.observe(self._runtime.clock() - began)
             return
 
     async def _attempt(self, group: Group, table_id: int, slots: I64) -> U8:

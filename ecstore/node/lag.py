@@ -33,7 +33,7 @@ class LoopLag:
         self._due = self._worked = self._window_ends = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self.counts = [0] * (len(BOUNDS_MS) + 1)  #: of lags, by BOUNDS_MS
-        self.max_s = self.own_max_s = 0.0
+        self.sum_s = self.max_s = self.own_max_s = 0.0
         self._recent: deque[tuple[float, float]] = deque([(0.0, 0.0)], maxlen=2)  # (lag, own) of the last windows
 
     def start(self) -> None:
@@ -56,6 +56,7 @@ class LoopLag:
 
     def _note(self, lag: float, own: float, now: float) -> None:
         self.counts[bisect_left(BOUNDS_MS, 1e3 * lag)] += 1
+        self.sum_s += lag
         self.max_s, self.own_max_s = max(self.max_s, lag), max(self.own_max_s, own)
         if now >= self._window_ends:
             self._window_ends = now + WINDOW_S
@@ -66,7 +67,7 @@ class LoopLag:
     def statistics(self) -> dict[str, Any]:
         """Milliseconds: histogram, and maxima since the start and of the last minute or two."""
         return {
-            "bounds_ms": list(BOUNDS_MS), "counts": list(self.counts),
+            "bounds_ms": list(BOUNDS_MS), "counts": list(self.counts), "sum_ms": 1e3 * self.sum_s,
             "max_ms": 1e3 * self.max_s, "own_max_ms": 1e3 * self.own_max_s,
             "recent_max_ms": 1e3 * max(lag for lag, _own in self._recent),
             "recent_own_max_ms": 1e3 * max(own for _lag, own in self._recent),

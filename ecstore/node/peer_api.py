@@ -123,6 +123,7 @@ class PeerApi:
 
     def _acks(self, connection: Connection, frame: Frame) -> None:
         acks, epoch = unpack_acks(frame)
+        self._runtime.streams.answered(connection)
         name, incarnation = connection.peer.name, connection.peer.incarnation
         for gid, src, dst, subscription, applied, verdict in acks:
             owned = self._runtime.data.get((gid, src))
@@ -159,7 +160,10 @@ class PeerApi:
                 sink.shard.drop_table(table.table_id)
         sink.shard.load_snapshot(src, seq, tables, requests)
         if sink.recovery is not None:
-            sink.recovery.rows_total += sum(int(np.count_nonzero(table.allocated)) for table in tables)
+            for table in tables:
+                rows = int(np.count_nonzero(table.allocated))
+                sink.recovery.rows_total += rows
+                sink.recovery.bytes_total += rows * table.row_bytes
         sink.changed.set()
 
     def _blocks(self, connection: Connection, frame: Frame) -> None:
@@ -421,7 +425,7 @@ class PeerApi:
             self._runtime.count("sinks_reset")
             sink.shard.reset()
             if sink.recovery is not None:
-                sink.recovery.rows_total = sink.recovery.rows_decoded = 0
+                sink.recovery.restart()
             sink.changed.set()
         connection.reply(frame.rid, {"kept": kept})
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +20,7 @@ from ecstore.coordination.base import Coordination
 from ecstore.errors import CapacityError, DataLossError, EcstoreError, FencedError, NotReadyError
 from ecstore.node.config import NodeConfig
 from ecstore.node.data_shard import DataShard, SinkKey
+from ecstore.node.durations import Durations
 from ecstore.node.recovery import Recovery, RecoveryBook
 from ecstore.node.sink_shard import SinkShard
 
@@ -109,6 +110,9 @@ class Runtime:
         self.recoveries = RecoveryBook()
         self.events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
         self.counters: dict[str, int] = {}
+        self.durations = Durations()
+        #: Seconds, for durations that are only told; never for a decision.
+        self.clock: Callable[[], float] = time.perf_counter
         self.closing = False
         self.peers: Peers
         self.streams: DeltaStreams

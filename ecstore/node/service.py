@@ -32,6 +32,7 @@ from ecstore.faults.control import Faults
 from ecstore.node.client_api import ClientApi
 from ecstore.node.config import NodeConfig
 from ecstore.node.fault_api import FaultApi
+from ecstore.node.insight_api import InsightApi
 from ecstore.node.lag import LoopLag
 from ecstore.node.ownership import Ownership
 from ecstore.node.peer_api import PeerApi
@@ -186,7 +187,8 @@ class _Life:
             "table.drop": self._table_drop, "node.drain": self._drain,
         }  # fmt: skip
         self._scrub = ScrubApi(runtime)
-        self._own |= self._scrub.open
+        self._insight = InsightApi(runtime, self._ownership.pacer)
+        self._own |= self._scrub.open | self._insight.open
         self._peer_api.waiting |= self._scrub.of_nodes
 
     async def _join(self, coordination: Coordination, address: str) -> None:
@@ -365,7 +367,8 @@ class _Life:
             "coordination_available": runtime.coordination.available,
             "scrub": self._scrub.scrubber.statistics(), "loop_lag": self._lag.statistics(),
             "recoveries": runtime.recoveries.to_wire(time.time()), "events": list(runtime.events)[-200:],
-        }  # fmt: skip
+            "recovery_totals": runtime.recoveries.totals(), "durations": runtime.durations.to_wire(),
+        } | self._insight.statistics()  # fmt: skip
 
 
 def _send_map(connection: Connection, message: dict[str, Any]) -> None:

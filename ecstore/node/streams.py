@@ -7,11 +7,13 @@ to. One pump task per peer writes while the connection's buffer has room.
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Iterable, Iterator
 
 from ecstore import limits
 from ecstore.errors import EcstoreError
 from ecstore.node.data_shard import DataShard, SinkCursor, SinkKey
+from ecstore.node.durations import Unacknowledged
 from ecstore.node.messages import Addressed, Bins, Meta, pack_deltas
 from ecstore.node.peers import Peer
 from ecstore.node.runtime import Runtime
@@ -39,6 +41,7 @@ class DeltaStreams:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._outlets: dict[_Life, _Outlet] = {}
+        self._unacknowledged: weakref.WeakKeyDictionary[Connection, Unacknowledged] = weakref.WeakKeyDictionary()
         self.bytes_sent = 0
         self.frames_sent = 0
 
@@ -77,6 +80,13 @@ class DeltaStreams:
             self._runtime.loop.call_later(RESEND_DELAY_S, self._mark, shard, cursor)
         else:
             self._mark(shard, cursor)
+
+    def answered(self, connection: Connection) -> None:
+        """The peer has acknowledged the oldest message of deltas that was sent on a connection, or refused it."""
+        waiting = self._unacknowledged.get(connection)
+        took = waiting.answered(self._runtime.clock()) if waiting is not None else None
+        if took is not None:
+            self._runtime.durations.delta_ack.observe(took)
 
     def forget(self, alive: set[_Life]) -> None:
         """End the pumps to lives that the map no longer names."""
@@ -134,6 +144,10 @@ class DeltaStreams:
     def _send(self, connection: Connection, message: list[Addressed]) -> None:
         meta, bins = pack_deltas(message)
         connection.send("deltas", meta, bins)
+        waiting = self._unacknowledged.get(connection)
+        if waiting is None:
+            waiting = self._unacknowledged[connection] = Unacknowledged()
+        waiting.sent(self._runtime.clock())
         self.frames_sent += len(message)
         self.bytes_sent += sum(item.nbytes for item in bins)
 

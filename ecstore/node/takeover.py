@@ -73,6 +73,7 @@ async def run(runtime: Runtime, owned: OwnedData, recovery: Recovery, pacer: Pac
             return
         except EcstoreError as error:
             runtime.count("takeover_retries")
+            recovery.failed()
             runtime.event("takeover_retry", f"group {owned.key[0]} shard {owned.key[1]}: {error}")
             await runtime.map_change(RETRY_S)
             continue
@@ -82,10 +83,9 @@ async def run(runtime: Runtime, owned: OwnedData, recovery: Recovery, pacer: Pac
 
 def _go_live(runtime: Runtime, owned: OwnedData, shard: DataShard, recovery: Recovery, pacer: Pacer) -> None:
     owned.shard, owned.mirror = shard, None
-    recovery.serving_at = runtime.wall()
-    if recovery.finished_at is None:
-        recovery.state = "running"
-    recovery.rows_total = shard.rows_undecoded() if recovery.kind == "data" else recovery.rows_total
+    recovery.begun(runtime.wall())
+    if recovery.kind == "data":
+        recovery.rows_total, recovery.bytes_total = shard.rows_undecoded(), shard.bytes_undecoded()
     if shard.undecoded:
         owned.decoder = Decoder(runtime, shard, recovery, pacer)
     runtime.event(

@@ -79,6 +79,7 @@ class Gradients:
 
     dense_rows: Array  #: [chunks, chunk], for the rows of the dense table
     embeddings: Array  #: [B, 26, D], one for each category of each sample
+    logits: Array  #: [B], of the forward pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +189,7 @@ class Dlrm:
         bottom_layers = layers[: self._bottom_layers]
         h = h * (done.bottom[-1] > 0)  # the bottom MLP's last layer has a ReLU as well
         bottom_gradients, _ = _mlp_backward(bottom_layers, done.bottom, h)
-        return Gradients(self.to_rows([*bottom_gradients, *top_gradients]), vectors[:, 1:])
+        return Gradients(self.to_rows([*bottom_gradients, *top_gradients]), vectors[:, 1:], logits.reshape(-1))
 
 
 def _mlp_backward(layers: list[Layer], inputs: list[Array], upstream: Array) -> tuple[list[Layer], Array]:

@@ -33,6 +33,7 @@ from ecstore.trainer.data import BadLine, Batch, Dataset
 from ecstore.trainer.local import add_rows
 from ecstore.trainer.metrics import auc, log_loss
 from ecstore.trainer.model import Dlrm, ModelConfig
+from ecstore.trainer.reporting import Listener, Reporting, default_name
 from ecstore.trainer.source import FloatArray, KeyArray, Store, TableT
 
 EVALUATION_BATCH = 1024  #: samples pulled at a time to evaluate; has no influence on training
@@ -126,6 +127,14 @@ class TrainReport:
     bad_lines: int
     bad_lines_first: tuple[BadLine, ...]
 
+    def last_word(self) -> dict[str, Any]:
+        """What the nodes are told at the end; a figure that is no number is left out."""
+        told = {
+            "batch": self.batches, "batches_total": self.batches, "samples": self.samples,
+            "samples_per_s": self.samples_per_s, "loss": self.loss_last, "auc": self.auc,
+        }  # fmt: skip
+        return {key: value for key, value in told.items() if math.isfinite(value)}
+
     def to_json(self) -> dict[str, Any]:
         """Plain data; NaN becomes None, which JSON can say."""
         plain = asdict(self)
@@ -149,9 +158,11 @@ def train(
     *,
     on_batch: Callable[[BatchReport], None] | None = None,
     clock: Callable[[], float] = time.perf_counter,
+    name: str | None = None,
 ) -> TrainReport:
     """Train on the training part of `dataset`, evaluate on the held-out part.
 
+    While it runs, a store that can is told about once a second how it goes, under `name` (default: host and process).
     Tables that exist with the same options are trained on; new dense parameters are written first. `on_batch`
     is called after every batch; what it raises ends the run. Errors of the store come through as they are.
     Raises `NonFiniteError` when the loss is no longer finite.
@@ -159,6 +170,9 @@ def train(
     config = config if config is not None else TrainConfig()
     worker = Worker(store, config)
     run = _Run(config.batches(dataset), clock, on_batch)
+    if isinstance(store, Listener):
+        run.reporting = Reporting(store, name or default_name(), config.batches(dataset), run.started)
+        worker.on_scores = run.reporting.scored
     if config.mode == "strict":
         _in_strict_order(worker, _batches(dataset, config), run)
     else:
@@ -169,7 +183,10 @@ def train(
                 ahead.shutdown(wait=False, cancel_futures=True)  # nobody wants the next pull any more
                 raise
     labels, logits = worker.predict(dataset)
-    return run.report(dataset, labels, logits)
+    report = run.report(dataset, labels, logits)
+    if run.reporting is not None:
+        run.reporting.finished(report.last_word())
+    return report
 
 
 def evaluate(store: Store[TableT], dataset: Dataset, config: TrainConfig) -> tuple[float, float]:
@@ -184,6 +201,8 @@ class Worker(Generic[TableT]):
     def __init__(self, store: Store[TableT], config: TrainConfig) -> None:
         """Open the two tables, or make them; dense parameters that are not there yet are written."""
         self._store = store
+        #: Told the labels and logits of every batch that is computed, f32[B] each, before its update.
+        self.on_scores: Callable[[FloatArray, FloatArray], None] | None = None
         self.model = Dlrm(config.model)
         self.embedding = store.create_table(
             config.embedding_table,
@@ -222,6 +241,8 @@ class Worker(Generic[TableT]):
             loss, gradients = self.model.loss_and_gradients(pulled.dense_rows, batch.dense, embeddings, batch.labels)
         if not math.isfinite(loss):
             raise NonFiniteError(f"the loss became {loss}; train again with lower learning rates")
+        if self.on_scores is not None:
+            self.on_scores(batch.labels, gradients.logits)
         sums = np.zeros_like(pulled.weights)
         add_rows(sums, pulled.places, np.ascontiguousarray(gradients.embeddings).reshape(-1, sums.shape[1]))
         return loss, {
@@ -268,7 +289,8 @@ class _Run:
         self._window = max(1, min(LOSS_WINDOW, batches // 2))
         self._first: list[float] = []
         self._last: deque[float] = deque(maxlen=self._window)
-        self._started = self._finished = clock()
+        self.started = self._finished = clock()
+        self.reporting: Reporting | None = None
         self._samples = 0
 
     def acknowledged(self, batch: _Computed[Any], at: float) -> None:
@@ -279,6 +301,8 @@ class _Run:
         if len(self._first) < self._window:
             self._first.append(batch.loss)
         self._last.append(batch.loss)
+        if self.reporting is not None:
+            self.reporting.batch(self._done, batch.samples, batch.loss, at)
         if self._on_batch is not None:
             self._on_batch(
                 BatchReport(
@@ -289,7 +313,7 @@ class _Run:
             )  # fmt: skip
 
     def report(self, dataset: Dataset, labels: FloatArray, logits: FloatArray) -> TrainReport:
-        seconds = self._finished - self._started
+        seconds = self._finished - self.started
         return TrainReport(
             dataset=dataset.name,
             batches=self._done,

@@ -68,6 +68,13 @@ def test_faults_of_every_kind_end_by_themselves(admin):
         ({"kind": "partition", "from": ["n1"], "to": ["n2"], "duration_s": -1}, 422, "duration_s"),
         ({"kind": "partition", "from": ["coordination"], "to": ["*"]}, 422, "names of nodes"),
         ({"kind": "slow", "nodes": ["n1"], "block_ms": 5, "speed": 3}, 422, "speed"),
+        ({"kind": "slow", "nodes": ["n1"], "block_ms": 5, "duration_s": None}, 422, "needs `duration_s`"),
+        ({"kind": "slow", "nodes": ["n1"], "block_ms": 5, "delay_ms": 5}, 422, "takes no delay_ms"),
+        ({"kind": "flip", "duration_s": 5}, 422, "takes no duration_s"),
+        ({"kind": "flip", "duration_s": None, "group": 0, "shard": 0}, 422, "GET /ring"),
+        ({"kind": "flip", "duration_s": None, "group": 0, "shard": 0, "table": "x"}, 404, "there are t"),
+        ({"kind": "flip", "duration_s": None, "group": 0, "shard": 3, "table": "t"}, 404, "no shard 3 of group 0"),
+        ({"kind": "flip", "duration_s": None, "group": 0, "shard": 0, "table": "t", "slot": 10**6}, 422, "not within"),
     ],
 )  # fmt: skip
 def test_orders_that_make_no_sense(admin, body, status, says):
@@ -76,6 +83,24 @@ def test_orders_that_make_no_sense(admin, body, status, says):
     assert answer.headers["content-type"] == "application/problem+json"
     assert says in answer.json()["detail"]
     assert admin.get("/faults").json()["faults"] == []
+
+
+def test_a_flipped_bit_is_found_by_a_scrub_and_flipped_back(admin):
+    body = {"kind": "flip", "group": 0, "shard": 1, "table": "t", "slot": 2, "byte": 5, "bit": 6}
+    answer = admin.post("/faults", json=body)
+    assert (answer.status_code, answer.json()["until"]) == (201, None)
+    assert answer.json()["nodes"] == [admin.get("/ring").json()["groups"][0]["shards"][1]["owner"]]
+    assert admin.get("/faults").json()["faults"] == []
+    assert found_by_scrub(admin) == [(0, 2)]
+    admin.post("/faults", json=body).raise_for_status()  # m = 1 names no shard: it is flipped back by hand
+    assert found_by_scrub(admin) == []
+
+
+def found_by_scrub(admin) -> list[tuple[int, int]]:
+    admin.post("/scrub", json={"groups": [0], "rate_mib_s": 64.0}).raise_for_status()
+    done = until(lambda: (told := admin.get("/scrub").json())["state"] != "running" and told, "the scrub to end")
+    assert done["state"] == "done"
+    return [(finding["group"], finding["slot"]) for finding in done["findings"]]
 
 
 def test_pause_and_resume(admin):
@@ -87,6 +112,8 @@ def test_pause_and_resume(admin):
 
     assert admin.post("/nodes/n3/pause").json()["outcome"] == "paused"
     until(stopped, "the process to be stopped")
+    assert admin.get("/nodes/n3").json()["process"] == "paused"
+    assert admin.post("/nodes/n3/recover").json()["outcome"] == "paused"
     until(lambda: state_of(admin, "n3") != "up", "n3 to be declared down")
     assert admin.post("/nodes/n3/resume").json()["outcome"] == "resumed"
     until(lambda: state_of(admin, "n3") == "up", "n3 to join again")

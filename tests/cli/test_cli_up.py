@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 import ecstore
+from ecstore.errors import ConfigError
 from ecstore.launcher.cluster import get_json
-from ecstore.launcher.processes import ProcessId, identify, is_running
+from ecstore.launcher.nodes import NICE_BESIDE_OTHERS
+from ecstore.launcher.processes import ProcessId, give_way, identify, is_running
 
 pytestmark = pytest.mark.cluster
 
@@ -39,6 +41,17 @@ def processes_of(launcher: int) -> list[ProcessId]:
     shown = subprocess.run(["ps", "-ww", "-eo", "pid=,args="], capture_output=True, text=True, check=True).stdout
     pids = [int(line.split()[0]) for line in shown.splitlines() if f"--exit-with={launcher}" in line.split()]
     return [found for pid in pids if (found := identify(pid)) is not None]
+
+
+def session_niceness(pid: int) -> int | None:
+    """Of a process's session, where Linux shares processors among sessions; None elsewhere."""
+    group = Path(f"/proc/{pid}/autogroup")
+    return int(group.read_text().split()[-1]) if group.exists() else None
+
+
+def test_a_niceness_that_is_none_is_refused():
+    with pytest.raises(ConfigError, match="--nice is 0 to 19, not -1"):
+        give_way(-1)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -71,6 +84,13 @@ def test_a_run_directory_is_kept_and_belongs_to_one_cluster(tmp_path):
     try:
         assert report["run_dir"] == str(folder)
         assert get_json(f"{report['admin']}/healthz", timeout=5.0)["status"] == "ok"
+        mine = os.getpriority(os.PRIO_PROCESS, process.pid)
+        for node in get_json(f"{report['admin']}/nodes", timeout=5.0)["nodes"]:
+            assert os.getpriority(os.PRIO_PROCESS, node["pid"]) == mine + NICE_BESIDE_OTHERS
+            deadline = time.monotonic() + 30
+            while session_niceness(node["pid"]) not in (None, NICE_BESIDE_OTHERS):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
         second = subprocess.run(
             [sys.executable, "-m", "ecstore", "up", "--nodes=3", "--free-ports", f"--run-dir={folder}"],
             capture_output=True, text=True, timeout=60, check=False,

@@ -72,6 +72,9 @@ def client_messages(world: World) -> dict[str, Message]:
         ("table.create", {"spec": spec | {"dim": 3}}, []),
         ("table.drop", {"name": "there is no such table"}, []),
         ("node.drain", {"node": "there is no such node"}, []),
+        ("row.read", where, [keys.tobytes()]),
+        ("throttle.set", {"profile": "balanced", "rate_bytes_per_s": 1e9, "revision": 0}, []),
+        ("train.report", {"name": "stranger", "at": 1.0, "figures": {"batch": 3, "loss": 0.5}}, []),
         ("make.coffee", {"sugar": 2}, [b"milk"]),
     ]  # fmt: skip
     return {f"{kind} {number}": (kind, meta, bins) for number, (kind, meta, bins) in enumerate(messages)}

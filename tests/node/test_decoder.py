@@ -13,6 +13,7 @@ from ecstore.errors import NotOwnerError
 from ecstore.node.config import NodeConfig
 from ecstore.node.data_shard import DataShard
 from ecstore.node.decoder import Decoder
+from ecstore.node.durations import Durations
 from ecstore.node.pacing import Pacer
 from ecstore.node.recovery import Recovery
 from ecstore.optim import SGD
@@ -34,7 +35,7 @@ class SlowDecoder(Decoder):
         runtime = SimpleNamespace(
             loop=asyncio.get_running_loop(), group=lambda gid: SimpleNamespace(gid=gid, epoch=1),
             same_group_epoch=lambda gid, epoch: None, count=lambda name: None, map_change=map_change, wall=lambda: 1.0,
-            config=config,
+            config=config, clock=lambda: 1.0, durations=Durations(),
         )  # fmt: skip
         recovery = Recovery(0, 0, "data", "a", "b", 0.0, 1)
         super().__init__(runtime, shard, recovery, Pacer(1e9))  # type: ignore[arg-type]

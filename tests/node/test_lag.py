@@ -72,7 +72,7 @@ async def test_a_node_shows_its_lag(monkeypatch):
 
         first = await lag()
         assert set(first) == {
-            "bounds_ms", "counts", "max_ms", "own_max_ms", "recent_max_ms", "recent_own_max_ms",
+            "bounds_ms", "counts", "sum_ms", "max_ms", "own_max_ms", "recent_max_ms", "recent_own_max_ms",
         }  # fmt: skip
         await asyncio.sleep(0.1)
         assert sum((await lag())["counts"]) > sum(first["counts"])

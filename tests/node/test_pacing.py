@@ -95,3 +95,58 @@ def test_after_a_loss_background_work_begins_later_if_clients_are_there(asked_be
 
     grace = GRACE_S if asked_before_s < IN_USE_S else 0.0
     assert in_virtual_time(work()) == pytest.approx(grace, abs=1e-6)
+
+
+@pytest.mark.parametrize("factor", [0.5, 4.0])
+def test_a_new_rate_holds_for_what_waits_already(factor: float) -> None:
+    """40 pieces are in line for 2 s; after 0.5 s the rate changes: what is left takes so much less, or more."""
+
+    async def work() -> tuple[float, list[int]]:
+        loop = asyncio.get_running_loop()
+        pacer, start, order = Pacer(1000.0), loop.time(), []
+
+        async def piece(number: int) -> None:
+            await pacer.take(50)
+            order.append(number)
+
+        waiting = [asyncio.create_task(piece(number)) for number in range(40)]
+        loop.call_later(0.5, lambda: pacer.set_rate(1000.0 * factor, lets_requests_go_first=True))
+        await asyncio.gather(*waiting)
+        return loop.time() - start, order
+
+    took, order = in_virtual_time(work())
+    assert took == pytest.approx(0.5 + (2.0 - 0.5) / factor)
+    assert order == sorted(order)
+
+
+def test_work_that_was_given_up_leaves_nothing_behind() -> None:
+    async def work() -> tuple[int, float]:
+        pacer = Pacer(10.0)
+        task = asyncio.create_task(pacer.take(1000))
+        await asyncio.sleep(1.0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        pacer.set_rate(1e6, lets_requests_go_first=True)
+        start = asyncio.get_running_loop().time()
+        await pacer.take(1)
+        return len(pacer._turns), asyncio.get_running_loop().time() - start
+
+    turns, waited = in_virtual_time(work())
+    assert turns == 0
+    assert waited < 0.01
+
+
+def test_with_recovery_first_nobody_is_let_go_first() -> None:
+    async def work() -> float:
+        loop = asyncio.get_running_loop()
+        pacer = Pacer(1e9)
+        pacer.set_rate(1e9, lets_requests_go_first=False)
+        pacer.asked()
+        pacer.lost()
+        start = loop.time()
+        for _ in range(5):
+            pacer.asked()
+            await pacer.take(1)
+        return loop.time() - start
+
+    assert in_virtual_time(work()) == pytest.approx(0.0, abs=1e-6)

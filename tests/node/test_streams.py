@@ -53,7 +53,7 @@ async def test_what_a_closed_connection_took_is_sent_again(monkeypatch):
             closing=False, data={number: SimpleNamespace(shard=shard) for number, shard in enumerate(shards)},
             peers=SimpleNamespace(find=lambda name, incarnation: peer),
             spawn=lambda work, name: tasks.create_task(work), event=lambda *_: None,
-            loop=asyncio.get_running_loop(),
+            loop=asyncio.get_running_loop(), clock=lambda: 0.0,
         )  # fmt: skip
         outgoing: Any = DeltaStreams(runtime)  # type: ignore[arg-type]
         for shard in shards:
