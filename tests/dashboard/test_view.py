@@ -52,6 +52,18 @@ def test_what_happens_to_many_groups_at_once_is_one_line():
     assert second.message == "12 groups are at risk: 0, 1, 2, 3, 4, 5 and 6 more"
 
 
+def test_shards_of_lost_groups_are_given_up_and_their_nodes_not_called_lost():
+    gone = [
+        recovery(
+            new_owner="", lost_node=f"n{n}", group=n, state="lost", finished_at=100.0, rows_total=0, rows_decoded=0
+        )
+        for n in range(3)
+    ]
+    (burst,) = bursts_of(gone)
+    assert burst.title == "Given up: 3 shards of lost groups 0, 1 and 2"
+    assert burst.figures() == "too few shards are left to decode them"
+
+
 def test_what_was_cancelled_is_shown_and_not_counted():
     (burst,) = bursts_of([recovery(state="cancelled", finished_at=101.0), recovery(new_owner="n5", started_at=100.5)])
     assert (burst.total, len(burst.shards)) == (1000, 2)

@@ -74,6 +74,8 @@ def consequence_of_losing(current: ClusterMap, node: str) -> Consequence:
 
 
 def survives(tolerated: int) -> str:
+    if not tolerated:
+        return "survives no further loss yet"
     return f"survives {tolerated} more {'loss' if tolerated == 1 else 'losses'}"
 
 

@@ -61,6 +61,8 @@ class Burst:
 
     def figures(self) -> str:
         """The line below the bar."""
+        if self.state == "lost" and not self.total:
+            return "too few shards are left to decode them"
         parts = [f"{self.decoded:,} of {count(self.total, 'row')}"]
         parts += [f"{self.on_demand:,} of them on demand"] if self.on_demand else []
         parts += [f"{self.failed:,} failed"] if self.failed else []
@@ -82,9 +84,10 @@ def bursts_of(recoveries: Sequence[Mapping[str, Any]]) -> tuple[Burst, ...]:
     found: list[list[Mapping[str, Any]]] = []
     for recovery in sorted(recoveries, key=lambda entry: float(entry["started_at"])):
         move = recovery["kind"] == "move"
-        key = "" if move else str(recovery["lost_node"])
+        given_up = not recovery["new_owner"]  # of a lost group: whoever had the shard may well be alive
+        key = "moves" if move else "given up" if given_up else f"loss of {recovery['lost_node']}"
         members = open_.get(key)
-        begin = recovery["started_at"] - (_PAUSE_OF_MOVES_S if move else _PAUSE_OF_LOSSES_S)
+        begin = recovery["started_at"] - (_PAUSE_OF_MOVES_S if move or given_up else _PAUSE_OF_LOSSES_S)
         if members is None or all(_ended_before(member, begin) for member in members):
             members = open_[key] = []
             found.append(members)
@@ -108,10 +111,13 @@ def _burst(members: list[Mapping[str, Any]]) -> Burst:
     if move:
         targets = listed(sorted({str(member["new_owner"]) for member in counted}), 3)
         title = f"Rebalancing: {shards} {'moved' if ended else 'moving'} to {targets}"
+    elif not first["new_owner"]:
+        groups = sorted({int(member["group"]) for member in members})
+        title = f"Given up: {shards} of lost {'group' if len(groups) == 1 else 'groups'} {listed(groups, 6)}"
     else:
         title = f"{node} was lost: {shards}{'' if ended else ' to repair'}"
     return Burst(
-        key=f"{'move' if move else f'loss-{node}'}-{first['started_at']:.3f}",
+        key=f"{'move' if move else f'loss-{node}' if first['new_owner'] else 'lost'}-{first['started_at']:.3f}",
         title=title,
         state=min((str(member["state"]) for member in counted), key=_rank),
         total=sum(member["rows_total"] for member in counted),
