@@ -25,13 +25,13 @@ def until(condition: Callable[[], Any], what: str) -> Any:
     return answer
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
     with local_cluster(options=ClusterOptions(nodes=4, settings=NodeSettings(allow_faults=True))) as running:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def store(cluster: LocalCluster) -> Iterator[ecstore.Store]:
     with ecstore.connect(cluster.address) as connected:
         table = connected.create_table("t", dim=8, optimizer=ecstore.Adagrad(lr=0.1), code="rs(2,1)", seed=1)

@@ -37,7 +37,7 @@ TRIED_ELSEWHERE = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def openapi(cluster: LocalCluster, store: object) -> schemathesis.BaseSchema:
     """Of the service that runs, with a table in the cluster behind it."""
     return schemathesis.openapi.from_url(f"{cluster.admin_url}/openapi.json")

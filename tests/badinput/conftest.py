@@ -15,14 +15,14 @@ CODE = "rs(2,1)"
 DIM = 4
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcesses]:
     """Patient with one another: a busy machine is no reason to declare a node down here."""
     with NodeProcesses(tmp_path_factory.mktemp("badinput"), 3, NodeSettings(suspect_after_s=10.0)) as nodes:
         yield nodes
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def bystander(three: NodeProcesses) -> Iterator[ecstore.Store]:
     """A client that was there before, with one connection to every node."""
     with ecstore.connect(three.address, timeout=60.0) as store:

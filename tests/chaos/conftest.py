@@ -14,7 +14,7 @@ CODE = "rs(3,2)"
 KEYS = 2000
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def faulty_six(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcesses]:
     settings = NodeSettings(suspect_after_s=1.5, allow_faults=True)
     with NodeProcesses(tmp_path_factory.mktemp("faulty"), 6, settings) as nodes:

@@ -9,7 +9,7 @@ import pytest
 from ecstore.launcher import LocalCluster, local_cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def running_cluster() -> Iterator[LocalCluster]:
     with local_cluster(nodes=4) as cluster:
         yield cluster

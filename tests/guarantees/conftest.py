@@ -19,7 +19,7 @@ SLOW_MIB_PER_S = 0.2
 PATIENT_S = 4.0
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared_six(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcesses]:
     settings = NodeSettings(decode_mib_per_s=SLOW_MIB_PER_S, suspect_after_s=PATIENT_S)
     with NodeProcesses(tmp_path_factory.mktemp("six"), 6, settings) as nodes:

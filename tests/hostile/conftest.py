@@ -19,13 +19,13 @@ from witness import Witness
 PATIENT = NodeSettings(suspect_after_s=20.0)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcesses]:
     with NodeProcesses(tmp_path_factory.mktemp("hostile"), 3, PATIENT) as nodes:
         yield nodes
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def witness(attacked: NodeProcesses) -> Iterator[Witness]:
     found = Witness(attacked)
     yield found
