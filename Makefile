@@ -1,7 +1,7 @@
 # make install   into .venv
 # make demo   install into .venv, train on six node processes, kill two of them, check every bit
 # make test   what `make check` does, then all tests but the long ones
-# make test-long   the tests that `make test` leaves out: benchmarks and chaos, a short run of each
+# make test-long   the tests that `make test` leaves out: chaos, benchmarks, seeded bugs, the live page in a browser
 # make screenshots   the pictures of the live page in docs/screenshots, made anew in a real browser
 # make sim    the simulator for longer: SEEDS schedules, every rare path, every seeded bug within 300 seeds
 # make fuzz   hostile input for longer: FUZZ times the tests of `make test`, RUNS of each fuzz target

@@ -52,6 +52,7 @@ def test_the_same_seed_tells_the_same_story() -> None:
     assert first[1:] != other[1:]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_every_seeded_bug_is_caught(tmp_path: Path) -> None:
     """Each with the seed that is known to catch it, and some more if the code has changed since."""
