@@ -168,10 +168,9 @@ class _Bench:
                 if way != "alone"
                 else Record(way, "batches_per_s", value, "1/s", spread=spread(rates))
             )
+            cpu = self.service_cpu[way]
             found.append(
-                Record(
-                    way, "service_cpu", _median(self.service_cpu[way]), "cores", spread=spread(self.service_cpu[way])
-                )
+                Record(way, "service_cpu", _median(cpu), "cores", spread=spread(cpu) if _median(cpu) else None)
             )
         return found
 
