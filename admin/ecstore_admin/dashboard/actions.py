@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
 from typing import Final
 
 from nicegui import ui
@@ -44,7 +45,7 @@ class Actions:
     def ask(self, question: Question) -> None:
         """Show the dialog; nothing happens before its button is pressed."""
         self._question = question
-        self._title.set_content(question.title)
+        self._title.set_content(escape(question.title))
         self._text.set_text(question.text)
         self._text.classes(replace="warning" if question.dangerous else "")
         self._do.set_text(question.do)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from urllib.parse import quote
 
 from nicegui import ui
 
@@ -34,7 +35,8 @@ class _Card:
         self._node = node
         self._actions = actions
         name = node.id
-        self._box = ui.element("article").classes("node").props(f'aria-label="Node {name}" data-node="{name}"')
+        self._box = ui.element("article").classes("node")
+        self._box.props["aria-label"], self._box.props["data-node"] = f"Node {name}", name
         with self._box:
             self._text = ui.html("", sanitize=False)
             with ui.element("div").classes("buttons"):
@@ -43,7 +45,8 @@ class _Card:
                 self._kill = ui.button("Kill", on_click=self._ask_kill)
                 self._recover = ui.button("Recover", on_click=self._ask_recover)
         for button in (self._pause, self._resume, self._kill, self._recover):
-            button.props(f'no-caps outline dense aria-label="{button.text} {name}"')
+            button.props("no-caps outline dense")
+            button.props["aria-label"] = f"{button.text} {name}"
             button.set_enabled(actions.may_operate)
 
     def show(self, node: NodeView) -> None:
@@ -82,5 +85,7 @@ class _Card:
     def _ask(self, verb: str, action: str, text: str, *, dangerous: bool = False) -> None:
         node = self._node.id
         self._actions.ask(
-            Question(f"{verb} node {node}?", text, f"{verb} {node}", f"/nodes/{node}/{action}", dangerous)
+            Question(
+                f"{verb} node {node}?", text, f"{verb} {node}", f"/nodes/{quote(node, safe='')}/{action}", dangerous
+            )
         )

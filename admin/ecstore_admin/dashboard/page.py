@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from html import escape
 from pathlib import Path
 from typing import Any, Final
 
@@ -83,7 +84,7 @@ class Page:
 
     def show(self, view: View) -> None:
         """Bring every widget up to date; what has not changed is not sent."""
-        self._cluster.set_content(view.cluster)
+        self._cluster.set_content(escape(view.cluster))
         self._health.set_content(health_html(view.health))
         self._ring.set_content(ring_svg(view.ring))
         self._training.set_content(trainers_html(view))
