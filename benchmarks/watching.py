@@ -5,7 +5,7 @@ within seconds:
 
 - `alone`: the admin service is stopped (SIGSTOP);
 - `service`: it runs, and looks at the cluster four times a second, as it always does;
-- `watched`: the live page is open, too, and Prometheus asks for /metrics once a second (it usually asks every 15 s).
+- `watched`: the live page is open, too, and Prometheus asks for /metrics every 5 s (it usually asks every 15 s or less often).
 
 The page is opened by a client of its WebSocket in a process of its own, which takes what a browser would get and draws
 nothing: a browser usually runs elsewhere. Everything else shares the machine's cores with the training.
@@ -38,57 +38,68 @@ WAYS = ("alone", "service", "watched")
 CODE = "rs(4,2)"
 CATEGORIES = 200_000
 DENSE_STEP_S = 0.085
-SCRAPE_S = 1.0
+SCRAPE_S = 5.0
 SETTLE_S = 1.0  # after a change, before anything is counted
 
 
 # -- the watcher, a process of its own -------------------------------------------------------------------------
 
 
-async def _watch(url: str) -> None:
-    """Have the page open and ask for metrics, until cancelled."""
-    import socketio
+class _Visitor:
+    """One open page, and a scraper. `updates` counts what the page was told since it was opened."""
 
-    async with httpx.AsyncClient(base_url=url, timeout=30.0) as http:
-        while True:
-            found = re.search(r'"?client_id"?:\s*"([0-9a-f-]{36})"', (await http.get("/")).text)
-            if found is not None:
-                break
-            await asyncio.sleep(0.2)  # the page is being loaded
-        page = socketio.AsyncClient(reconnection=False)
-        query = f"client_id={found[1]}&document_id=d&tab_id=t&next_message_id=0&implicit_handshake=true"
-        received = 0
+    def __init__(self) -> None:
+        self.updates = 0
 
-        async def update(_changes: Any) -> None:
-            nonlocal received
-            received += 1
+    async def stay(self, url: str) -> None:
+        """Have the page open and ask for metrics, until cancelled."""
+        import socketio
 
-        page.on("update", update)
-        await page.connect(f"{url}?{query}", socketio_path="/_nicegui_ws/socket.io", transports=["websocket"])
-        try:
-            while True:
-                await asyncio.sleep(SCRAPE_S)
-                (await http.get("/metrics")).raise_for_status()
-                sys.stderr.write(f"watcher: {received} updates of the page\n")
-        finally:
-            await page.disconnect()
+        async with httpx.AsyncClient(base_url=url, timeout=30.0) as http:
+            page = socketio.AsyncClient(reconnection=False)
+            page.on("update", self._updated)
+            query = f"client_id={await _page(http)}&document_id=d&tab_id=t&next_message_id=0&implicit_handshake=true"
+            await page.connect(f"{url}?{query}", socketio_path="/_nicegui_ws/socket.io", transports=["websocket"])
+            try:
+                while True:
+                    await asyncio.sleep(SCRAPE_S)
+                    (await http.get("/metrics")).raise_for_status()
+            finally:
+                await page.disconnect()
+
+    async def _updated(self, _changes: Any) -> None:
+        self.updates += 1
+
+
+async def _page(http: httpx.AsyncClient) -> str:
+    """Open the page; its id. At the first visit it is still being loaded."""
+    for _attempt in range(100):
+        found = re.search(r"'client_id': '([0-9a-f-]{36})'", (await http.get("/")).text)
+        if found is not None:
+            return found[1]
+        await asyncio.sleep(0.2)
+    raise SystemExit("the page did not come")
 
 
 async def _obey(url: str) -> None:
-    """Lines of standard input say when to begin and when to end; each is answered with its own text."""
+    """Lines of standard input say when to begin and when to end; the answers are `begun`, and how often the page was
+    brought up to date.
+    """
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    watching: asyncio.Task[None] | None = None
+    visitor, watching = _Visitor(), asyncio.get_running_loop().create_future()
     while line := (await reader.readline()).decode().strip():
+        answer = "begun"
         if line == "begin":
-            watching = asyncio.create_task(_watch(url))
-        elif watching is not None:
+            visitor = _Visitor()
+            watching = asyncio.ensure_future(visitor.stay(url))
+        else:
             watching.cancel()
             problems = await asyncio.gather(watching, return_exceptions=True)
             if not isinstance(problems[0], asyncio.CancelledError):
                 raise SystemExit(f"the watcher stopped watching: {problems[0]!r}")
-            watching = None
-        sys.stdout.write(f"{line}\n")
+            answer = str(visitor.updates)
+        sys.stdout.write(f"{answer}\n")
         sys.stdout.flush()
 
 
@@ -99,13 +110,16 @@ class _Watcher:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         )  # fmt: skip
 
-    def tell(self, line: str) -> None:
+    def tell(self, line: str) -> str:
+        """Its answer."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(f"{line}\n")
         self.process.stdin.flush()
-        if self.process.stdout.readline().strip() != line:
+        answer = self.process.stdout.readline().strip()
+        if not answer:
             raise SystemExit("the watcher has ended; run this with --watch URL to see why")
+        return answer
 
     def close(self) -> None:
         self.process.kill()
@@ -140,7 +154,9 @@ class _Bench:
             if way == "alone":
                 os.kill(admin, signal.SIGCONT)
             elif way == "watched":
-                self._watcher.tell("end")
+                updates = int(self._watcher.tell("end"))
+                if not updates:
+                    raise SystemExit("the page was never brought up to date: it was not watched")
 
     def segment(self, way: str, store: ecstore.Store, workload: Workload, config: TrainConfig, *, count: bool) -> None:
         marks: list[tuple[float, float]] = []

@@ -16,8 +16,11 @@ from ecstore.cluster.map import ClusterMap
 from ecstore.errors import EcstoreError, UnavailableError
 from ecstore_admin.history import History, Mark, order_of
 
-#: Between two looks at the cluster, and the age up to which an answer is given without a new look.
+#: Between two looks at the cluster while it changes, and while nothing has for so long; each look costs every node a
+#: little, and who asks for something is never told what is older than the last figure.
 POLL_PAUSE_S: Final = 0.25
+CALM_PAUSE_S: Final = 1.0
+CALM_AFTER_S: Final = 5.0
 FRESH_S: Final = 0.05
 
 #: What a life of a node goes through.
@@ -33,6 +36,7 @@ class Observer:
         self._store: ecstore.aio.Store | None = None
         self._looking: asyncio.Task[None] | None = None
         self._looked_at = 0.0
+        self._busy_at = float("-inf")  #: loop time at which something was last under way
         self._nodes: dict[str, dict[str, Any]] = {}
         self._map: ClusterMap | None = None
         self.problem = "no node has answered yet"  #: why there is no map; "" when there is one
@@ -44,7 +48,8 @@ class Observer:
         """Look at the cluster again and again. Runs until cancelled."""
         while True:
             await self.refresh()
-            await asyncio.sleep(POLL_PAUSE_S)
+            calm = asyncio.get_running_loop().time() - self._busy_at > CALM_AFTER_S
+            await asyncio.sleep(CALM_PAUSE_S if calm else POLL_PAUSE_S)
 
     async def refresh(self) -> None:
         """Make what is known newer than `FRESH_S`; callers at the same time share one look."""
@@ -64,10 +69,14 @@ class Observer:
             self.problem = ""
         except EcstoreError as error:
             self.problem = str(error)
+            self._busy()
         finally:
             self.history.sync()
             self._looked_at = asyncio.get_running_loop().time()
             self._looking = None
+
+    def _busy(self) -> None:
+        self._busy_at = asyncio.get_running_loop().time()
 
     async def _connected(self) -> ecstore.aio.Store:
         if self._store is None:
@@ -131,6 +140,8 @@ class Observer:
                 self.history.report(recovery, statistics["incarnation"])
             self._take_events(name, statistics["events"])
         self._settle()
+        if any(not known.finished for known in self.history.known.values()):
+            self._busy()
 
     def _take_events(self, name: str, events: list[dict[str, Any]]) -> None:
         """A node's list is in the order of its clock, so the newest time known of it says what is news."""
@@ -147,6 +158,7 @@ class Observer:
         old, self._map = self._map, new
         if old is not None and new.epoch <= old.epoch:
             return
+        self._busy()
         self.history.belongs_to(f"{new.cluster}/{new.seed}")
         for node in new.nodes.values():
             mark = Mark(f"node:{node.id}", [node.incarnation, _STAGES[node.state]])

@@ -111,8 +111,9 @@ class Session:
 
     async def _learn_from(self, node_id: str) -> bool:
         try:
-            answer = await self.ask(node_id, "map.get", {}, timeout=CONNECT_TIMEOUT_S)
-            self._adopt(ClusterMap.from_wire(answer.meta.get("map")))
+            answer = await self.ask(node_id, "map.get", {"known": self.map.epoch}, timeout=CONNECT_TIMEOUT_S)
+            if "map" in answer.meta:  # else it knows no newer one
+                self._adopt(ClusterMap.from_wire(answer.meta["map"]))
         except EcstoreError:
             return False  # another node may know
         return True

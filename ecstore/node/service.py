@@ -327,7 +327,12 @@ class _Life:
     # -- the node's own answers -------------------------------------------------------------------------
 
     async def _map_get(self, conn: Connection, frame: Frame) -> None:
-        conn.reply(frame.rid, {"map": self._runtime.map.to_wire()})
+        """The map, unless the one that who asks says to know is as new: maps are long, and asked for often."""
+        known, current = frame.meta.get("known"), self._runtime.map
+        answer: dict[str, Any] = {"epoch": current.epoch}
+        if type(known) is not int or known < current.epoch:
+            answer["map"] = current.to_wire()
+        conn.reply(frame.rid, answer)
 
     async def _table_create(self, conn: Connection, frame: Frame) -> None:
         spec = frame.meta.get("spec")

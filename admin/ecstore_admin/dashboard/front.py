@@ -45,7 +45,7 @@ class Front:
     def __init__(self, app: ASGIApp, *, service: Service) -> None:
         self._app = app
         self._rest = Rest(app)
-        self._hub = Hub(service, self._rest)
+        self._hub = Hub(service)
         self._page: ASGIApp | None = None
         self._running: asyncio.Task[None] | None = None
         self._end = asyncio.Event()

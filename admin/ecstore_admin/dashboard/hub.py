@@ -6,9 +6,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from ecstore_admin.dashboard.rest import Rest
+from ecstore_admin import training
 from ecstore_admin.dashboard.snapshot import Snapshot
 from ecstore_admin.dashboard.training import Figures
 from ecstore_admin.dashboard.view import View, view_of
@@ -29,9 +29,8 @@ Show = Callable[[View], None]
 class Hub:
     """Pages come and go with `open` and `close`. The task is this object's: `stop` awaits it."""
 
-    def __init__(self, service: Service, rest: Rest) -> None:
+    def __init__(self, service: Service) -> None:
         self._service = service
-        self._rest = rest
         self._pages: dict[object, Show] = {}
         self._figures = Figures()
         self._task: asyncio.Task[None] | None = None
@@ -72,14 +71,13 @@ class Hub:
     async def _snapshot(self) -> Snapshot:
         service, observer = self._service, self._service.observer
         await observer.refresh()
-        trainers: list[dict[str, Any]] = (await self._rest.get("/training") or {}).get("trainers", [])
-        throttle = await self._rest.get("/throttle") or {}
+        trainers = training.trainers(service)
         self._figures.take(trainers)
         now = time.time()
         return Snapshot(
             at=now, utc_offset_s=float(time.localtime(now).tm_gmtoff), map=observer.map, problem=observer.problem,
             nodes=[service.node(node_id) for node_id in service.node_ids()],
             recoveries=observer.recoveries()[-MAX_RECOVERIES:], events=observer.events()[-MAX_EVENTS:],
-            trainers=trainers, figures=self._figures.points(), profile=throttle.get("profile"),
+            trainers=trainers, figures=self._figures.points(), profile=service.throttling.newest().profile,
             connect=next(iter(service.settings.nodes.values()), "HOST:PORT"),
         )  # fmt: skip

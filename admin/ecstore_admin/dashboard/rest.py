@@ -1,5 +1,6 @@
-"""The page asks and acts through the REST interface itself, inside of the process: one way to do a thing, one set of
-checks, one set of messages."""
+"""The page acts through the REST interface itself, inside of the process: one way to do a thing, one set of checks, one
+set of messages.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +32,6 @@ class Rest:
             transport = httpx.ASGITransport(self._app, raise_app_exceptions=False)
             self._made = httpx.AsyncClient(transport=transport, base_url="http://dashboard", timeout=_TIMEOUT_S)
         return self._made
-
-    async def get(self, path: str) -> Any:
-        """The answer; None where there is no such path, or no answer at the moment."""
-        answer = await self._client.get(path)
-        return answer.json() if answer.status_code == 200 else None
 
     async def change(self, method: str, path: str, body: dict[str, Any] | None = None) -> str:
         """Do it; what it says. Raises Refused with the sentence of the problem document."""
