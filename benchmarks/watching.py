@@ -4,8 +4,8 @@ One cluster of six nodes, one training, three ways in turns, a few seconds each,
 within seconds:
 
 - `alone`: the admin service is stopped (SIGSTOP);
-- `service`: it runs, and looks at the cluster four times a second, as it always does;
-- `watched`: the live page is open, too, and Prometheus asks for /metrics every 5 s (it usually asks every 15 s or less often).
+- `service`: it runs, and looks at the cluster once a second, as it does while nothing changes;
+- `watched`: the live page is open, too, and Prometheus asks for /metrics every 5 s (it usually asks every 15 s).
 
 The page is opened by a client of its WebSocket in a process of its own, which takes what a browser would get and draws
 nothing: a browser usually runs elsewhere. Everything else shares the machine's cores with the training.

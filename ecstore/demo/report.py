@@ -97,12 +97,14 @@ def kill_to_json(kill: Kill, recoveries: Iterable[dict[str, Any]]) -> dict[str, 
     data = [entry for entry in own if entry["kind"] == "data"]
     parity = [entry for entry in own if entry["kind"] == "parity"]
     first = min((e["first_row_at"] for e in data if e["first_row_at"] is not None), default=None)
+    # On a busy machine a node acts on the new map before it is seen here.
+    noticed = min((at for at in (kill.detected_at, *(e["started_at"] for e in own)) if at is not None), default=None)
     return {
         "node": kill.node,
         "round": kill.round,
         "at_batch": kill.at_batch,
         "while_another_was_decoded": kill.others_decoding,
-        "detected_ms": _ms(kill.at, kill.detected_at),
+        "detected_ms": _ms(kill.at, noticed),
         "first_decoded_row_ms": _ms(kill.at, first),
         "recovered_ms": _ms(kill.at, kill.recovered_at),
         "data_shards": sum(1 for entry in {(e["group"], e["shard"]) for e in data} if entry),
