@@ -48,13 +48,13 @@ def run(options: argparse.Namespace) -> int:
             "run_dir": str(cluster.run_dir),
         })  # fmt: skip
         out.line(f"{options.nodes} nodes are up: {', '.join(cluster.addresses.values())}")
+        out.line(f"watch it live: {cluster.admin_url}/ or `ecstore status --watch`    REST: {cluster.admin_url}/docs")
         out.line(
-            f"admin service: {cluster.admin_url}/docs    logs: {cluster.run_dir}"
-            + ("" if options.run_dir else " (removed at the end; --run-dir keeps them)")
+            f"logs: {cluster.run_dir}" + ("" if options.run_dir else " (removed at the end; --run-dir keeps them)")
         )
         out.line("next: python -c \"import ecstore; print(ecstore.connect('%s').status()['health'])\"" % first)  # noqa: UP031
         out.line(f"      ecstore train --connect {first}")
-        out.line(f"      curl -X POST {cluster.admin_url}/nodes/n2/kill ; curl {cluster.admin_url}/decoding")
+        out.line(f"      curl -X POST {cluster.admin_url}/nodes/n2/kill    (and later /nodes/n2/recover)")
         out.line("Ctrl-C ends the cluster")
         _until_told()
         out.line("ending the cluster")

@@ -128,7 +128,8 @@ class Seen:
         return view_of(
             Snapshot(
                 at=now, utc_offset_s=float(time.localtime(now).tm_gmtoff), map=None if problem else current,
-                problem=problem, nodes=[_record(current, self._said.get(node, {}), node) for node in current.nodes],
+                problem=problem,
+                nodes=[_record(current, self._said.get(node, {}), node) for node in _ordered(current.nodes)],
                 recoveries=list(self._recoveries.values()), events=sorted(self._events, key=lambda e: e["at"]),
                 trainers=self._trainers(), figures=self._figures.points(), connect=self._connect,
             )
@@ -142,6 +143,11 @@ class Seen:
                 if report["id"] not in newest or newest[report["id"]]["at"] < report["at"]:
                     newest[report["id"]] = report
         return list(newest.values())
+
+
+def _ordered(nodes: Iterable[str]) -> list[str]:
+    """n2 before n10."""
+    return sorted(nodes, key=lambda name: (len(name), name))
 
 
 def _record(current: ClusterMap, said: dict[str, Any], node: str) -> dict[str, Any]:

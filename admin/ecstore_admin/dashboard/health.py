@@ -102,7 +102,9 @@ def _down(current: ClusterMap) -> list[str]:
 
 def _eta(recoveries: Iterable[Mapping[str, Any]]) -> str:
     known = [r["eta_s"] for r in recoveries if r["finished_at"] is None and r.get("eta_s") is not None]
-    return f", in about {duration(max(known))}" if known else ""
+    if not known:
+        return ""
+    return ", in a moment" if max(known) < 1 else f", in about {duration(max(known))}"
 
 
 def _lost(current: ClusterMap, lost: list[Group], alive: list[Group]) -> Health:

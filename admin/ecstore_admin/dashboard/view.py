@@ -171,8 +171,9 @@ def _event(records: Sequence[Record], utc_offset_s: float) -> EventView:
 
 
 def _newest(trainers: Sequence[Record]) -> list[Record]:
-    """Running ones first, of each the newest first; more than three are too many to look at."""
-    return sorted(trainers, key=lambda record: (record["state"] == "running", record["at"]), reverse=True)[:3]
+    """Those that run, the newest first: more than three are too many to look at. None runs: the one that ended last."""
+    newest = sorted(trainers, key=lambda record: record["at"], reverse=True)
+    return [record for record in newest if record["state"] == "running"][:3] or newest[:1]
 
 
 def _trainer(record: Record, seen: Snapshot) -> TrainerView:
