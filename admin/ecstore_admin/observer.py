@@ -48,8 +48,12 @@ class Observer:
         """Look at the cluster again and again. Runs until cancelled."""
         while True:
             await self.refresh()
-            calm = asyncio.get_running_loop().time() - self._busy_at > CALM_AFTER_S
-            await asyncio.sleep(CALM_PAUSE_S if calm else POLL_PAUSE_S)
+            await asyncio.sleep(CALM_PAUSE_S if self.calm else POLL_PAUSE_S)
+
+    @property
+    def calm(self) -> bool:
+        """Whether nothing has changed and nothing has been under way lately."""
+        return asyncio.get_running_loop().time() - self._busy_at > CALM_AFTER_S
 
     async def refresh(self) -> None:
         """Make what is known newer than `FRESH_S`; callers at the same time share one look."""

@@ -1,4 +1,6 @@
-"""One look at the cluster for all open pages, twice a second. Without an open page nothing runs."""
+"""One look at the cluster for all open pages: twice a second while something happens, else once. Without an open page
+nothing runs.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PAUSE_S: Final = 0.5
+CALM_PAUSE_S: Final = 1.0
 #: Recoveries and events that a page can show at most; older ones are in GET /decoding and GET /events.
 MAX_RECOVERIES: Final = 2_000
 MAX_EVENTS: Final = 1_000
@@ -66,7 +69,7 @@ class Hub:
                     show(view)
             except Exception:  # a page that stands still for ever would be taken for the truth
                 logger.exception("the dashboard could not be brought up to date; trying again")
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(CALM_PAUSE_S if self._service.observer.calm else PAUSE_S)
 
     async def _snapshot(self) -> Snapshot:
         service, observer = self._service, self._service.observer
