@@ -39,6 +39,7 @@ class Observer:
         self._busy_at = float("-inf")  #: loop time at which something was last under way
         self._nodes: dict[str, dict[str, Any]] = {}
         self._map: ClusterMap | None = None
+        self.on_look: list[Callable[[], None]] = []  #: called after every look; must not raise
         self.problem = "no node has answered yet"  #: why there is no map; "" when there is one
         self.answered: frozenset[str] = frozenset()  #: nodes that told their statistics at the last look
 
@@ -78,6 +79,8 @@ class Observer:
             self.history.sync()
             self._looked_at = asyncio.get_running_loop().time()
             self._looking = None
+            for tell in self.on_look:
+                tell()
 
     def _busy(self) -> None:
         self._busy_at = asyncio.get_running_loop().time()

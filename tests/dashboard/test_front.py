@@ -19,6 +19,8 @@ from ecstore_admin.settings import AdminSettings
 from fastapi import FastAPI, HTTPException
 from fastapi.responses import PlainTextResponse
 
+from tests.dashboard.maps import trainer
+
 
 @pytest.fixture
 def app(tmp_path: Path) -> FastAPI:
@@ -125,6 +127,17 @@ async def test_without_an_open_page_nothing_runs(app):
 
     await until(idle)
     await hub.stop()
+
+
+async def test_charts_begin_before_a_page_is_opened(app):
+    observer = app.state.service.observer
+    hub = Hub(app.state.service)
+    observer.answered = frozenset({"n1"})
+    for at in (10.0, 11.0, 11.0):
+        observer._nodes["n1"] = {"trainers": [trainer(id="t", at=at)]}
+        for tell in observer.on_look:
+            tell()
+    assert [point[0] for point in hub._figures.points()["t"]] == [10.0, 11.0]
 
 
 async def test_what_rest_refuses_is_told_in_its_words():

@@ -36,6 +36,7 @@ class Hub:
         self._service = service
         self._pages: dict[object, Show] = {}
         self._figures = Figures()
+        service.observer.on_look.append(self._remember)
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -61,6 +62,10 @@ class Hub:
     async def look(self) -> View:
         return view_of(await self._snapshot())
 
+    def _remember(self) -> None:
+        """Also without an open page: whoever opens one after a failure wants to see what was before."""
+        self._figures.take(training.trainers(self._service))
+
     async def _run(self) -> None:
         while self._pages:
             try:
@@ -75,7 +80,6 @@ class Hub:
         service, observer = self._service, self._service.observer
         await observer.refresh()
         trainers = training.trainers(service)
-        self._figures.take(trainers)
         now = time.time()
         return Snapshot(
             at=now, utc_offset_s=float(time.localtime(now).tm_gmtoff), map=observer.map, problem=observer.problem,
