@@ -72,7 +72,7 @@ def test_killed_by_its_button_decoded_to_the_end_and_recovered(whole, visit: Vis
 
     def finished() -> bool:
         seen.append(int(bar.get_attribute("aria-valuenow") or 0))
-        if len(set(seen)) == 2:
+        if len(set(seen)) >= 2 and not page.locator(".burst table").count():  # once: a second click would close it
             page.locator(".burst summary").first.click()
             page.locator(".burst table").first.wait_for()
             visitor.picture("repairing")
