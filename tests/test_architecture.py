@@ -25,6 +25,7 @@ PURE = (
     "ecstore_admin.dashboard.charts", "ecstore_admin.dashboard.health", "ecstore_admin.dashboard.markup",
     "ecstore_admin.dashboard.recoveries", "ecstore_admin.dashboard.ring", "ecstore_admin.dashboard.snapshot",
     "ecstore_admin.dashboard.training", "ecstore_admin.dashboard.view", "ecstore_admin.dashboard.words",
+    "ecstore_admin.silence",
     "ecstore.checksum", "ecstore.folding", "ecstore.intrinsics", "ecstore.prefetch", "ecstore.codec",
     "ecstore.codec.*", "ecstore.errors", "ecstore.jit", "ecstore.limits",
     "ecstore.tables", "ecstore.optim", "ecstore.hashing", "ecstore.routing", "ecstore.wire",

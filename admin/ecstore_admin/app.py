@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
@@ -154,16 +154,19 @@ def _role(current: ClusterMap, gid: int, index: int) -> Literal["data", "parity"
     return "data" if index < current.code(current.groups[gid]).k else "parity"
 
 
-def cluster_of(current: ClusterMap, coordination: str) -> dict[str, Any]:
-    """The answer of GET /cluster."""
+def cluster_of(
+    current: ClusterMap, coordination: str, *, problem: str, silent: Sequence[str], frozen: bool
+) -> dict[str, Any]:
+    """The answer of GET /cluster. `problem`, `silent`, `frozen`: what the map cannot know, see `silence`."""
     health = current.health()
     states = [node.alive for node in current.nodes.values()]
     whole = (health["ok"] or 0) == health["groups"] and not health["moving"]
+    whole = whole and not problem and not silent and not frozen
     return {
         "cluster": current.cluster, "epoch": current.epoch, "codes": list(current.codes()), "health": health,
         "nodes_up": sum(states), "nodes_down": len(states) - sum(states), "at_risk": bool(health["at_risk"]),
         "lost_groups": [group.gid for group in current.groups if group.lost], "clean": whole,
-        "coordination": coordination,
+        "coordination": coordination, "problem": problem, "silent_nodes": list(silent), "membership_frozen": frozen,
     }  # fmt: skip
 
 
@@ -249,7 +252,11 @@ def _add_reads(app: FastAPI, service: Service) -> None:
 
     @app.get("/cluster", summary="Is my data safe right now?")
     async def cluster() -> models.Cluster:
-        answer = cluster_of(await service.map(), service.settings.coordination)
+        current = await service.map()
+        answer = cluster_of(
+            current, service.settings.coordination,
+            problem=observer.problem, silent=observer.silent(), frozen=observer.frozen,
+        )  # fmt: skip
         return models.Cluster(**answer, scrub=scrub.totals(service), loop_lag_ms=service.loop_lag_ms())
 
     @app.get("/nodes", summary="All nodes")

@@ -292,7 +292,7 @@ class History:
         return found
 
     def _append(self, records: Iterable[dict[str, Any]]) -> None:
-        data = b"".join(json.dumps(record, separators=(",", ":")).encode() + b"\n" for record in records)
+        data = b"".join(_line(record).encode() + b"\n" for record in records)
         file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             size = os.fstat(file).st_size
@@ -325,7 +325,7 @@ class History:
             records.append({"type": "cluster", "cluster": self._cluster})
         records += [{"type": "event", "event": event, "mark": None} for event in self._events]
         records += [{"type": "recovery", "recovery": k.recovery, "life": k.life} for k in self.known.values()]
-        draft.write_text("".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records))
+        draft.write_text("".join(_line(record) + "\n" for record in records))
         draft.replace(self._path)
         status = self._path.stat()
         self._place, self._compacted = (status.st_ino, status.st_size), status.st_size
@@ -358,3 +358,8 @@ class History:
     def _wake(self) -> None:
         self.changed.set()
         self.changed = asyncio.Event()
+
+
+def _line(record: dict[str, Any]) -> str:
+    """As JSON; what a node told and JSON has no words for is written as text, so that nothing else is held up."""
+    return json.dumps(record, separators=(",", ":"), default=str)

@@ -46,14 +46,12 @@ class FileLock:
             self._file = None
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self, timeout_s: float = TIMEOUT_S) -> Iterator[None]:
         """Hold it for a block of a few milliseconds without an await. UnavailableError when another one keeps it."""
-        deadline = time.monotonic() + TIMEOUT_S
+        deadline = time.monotonic() + timeout_s
         while not self.try_acquire():
             if time.monotonic() > deadline:
-                raise UnavailableError(
-                    f"another admin service has held {self.path} for {TIMEOUT_S:g} s; is it stopped? Ask again"
-                )
+                raise UnavailableError(f"another admin service holds {self.path}; is it stopped? Ask again")
             time.sleep(_PAUSE_S)
         try:
             yield

@@ -134,6 +134,10 @@ def _buckets(bounds: Iterable[float], counts: Iterable[int]) -> list[tuple[str, 
     return buckets
 
 
+#: A node of an older release does not tell these: it has no series, instead of there being none at all.
+_NEEDED: Final = frozenset({"durations", "recovery_totals", "throttle", "scrub", "loop_lag"})
+
+
 class ClusterCollector(Collector):
     """Makes every family anew from what the service knows now."""
 
@@ -159,6 +163,7 @@ class ClusterCollector(Collector):
         yield up
         if reachable and current is not None:  # what is in an old map may be wrong by now
             yield from _of_map(current)
+        told = {node: statistics for node, statistics in told.items() if statistics.keys() >= _NEEDED}
         if told:
             yield from _of_nodes(told)
 

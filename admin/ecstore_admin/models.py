@@ -109,6 +109,9 @@ class Cluster(BaseModel):
             "at_risk": False,
             "clean": False,
             "coordination": "127.0.0.1:7399",
+            "problem": "",
+            "silent_nodes": [],
+            "membership_frozen": False,
             "scrub": _SCRUB_TOTALS,
             "loop_lag_ms": 3.0,
         }
@@ -119,6 +122,11 @@ class Cluster(BaseModel):
     codes: list[str]
     nodes_up: int
     nodes_down: int
+    problem: str = Field(description="why nothing is known of the present: then all of this was true last; else empty")
+    silent_nodes: list[str] = Field(description="up by the map, and without an answer for 3 s and more")
+    membership_frozen: bool = Field(
+        description="all nodes that answer have lost the coordination service: no failure is noticed or repaired"
+    )
     health: GroupCounts
     lost_groups: list[int]
     at_risk: bool = Field(description="any group is at risk")

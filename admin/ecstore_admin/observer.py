@@ -7,6 +7,7 @@ what became of those whose owner is gone. Everything else is asked from the node
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -15,6 +16,9 @@ import ecstore.aio
 from ecstore.cluster.map import ClusterMap
 from ecstore.errors import EcstoreError, UnavailableError
 from ecstore_admin.history import History, Mark, order_of
+from ecstore_admin.silence import Silence
+
+logger = logging.getLogger(__name__)
 
 #: Between two looks at the cluster while it changes, and while nothing has for so long; each look costs every node a
 #: little, and who asks for something is never told what is older than the last figure.
@@ -40,15 +44,18 @@ class Observer:
         self._nodes: dict[str, dict[str, Any]] = {}
         self._map: ClusterMap | None = None
         self.on_look: list[Callable[[], None]] = []  #: called after every look; must not raise
-        self.problem = "no node has answered yet"  #: why there is no map; "" when there is one
-        self.answered: frozenset[str] = frozenset()  #: nodes that told their statistics at the last look
+        self._silence = Silence()
+        self.problem = "no node has answered yet"  #: why nothing is known of the present; "" when a node has answered
 
     # -- looking ----------------------------------------------------------------------------------------
 
     async def watch(self) -> None:
         """Look at the cluster again and again. Runs until cancelled."""
         while True:
-            await self.refresh()
+            try:
+                await self.refresh()
+            except Exception:  # such as a node of another release says what is not understood here
+                logger.exception("a look at the cluster failed; the next one follows")
             await asyncio.sleep(CALM_PAUSE_S if self.calm else POLL_PAUSE_S)
 
     @property
@@ -70,15 +77,16 @@ class Observer:
             store = await self._connected()
             status = await store.status(timeout=2.0)
             self._take_map(store.cluster_map)
+            self._silence.take(status["nodes"], store.cluster_map, asyncio.get_running_loop().time())
             self._take_nodes(status["nodes"])
-            self.problem = ""
+            self.problem = self._silence.problem
         except EcstoreError as error:
             self.problem = str(error)
             self._busy()
         finally:
-            self.history.sync()
             self._looked_at = asyncio.get_running_loop().time()
-            self._looking = None
+            self._looking = None  # whatever fails from here on: the next look begins anew
+            self.history.sync()
             for tell in self.on_look:
                 tell()
 
@@ -101,6 +109,20 @@ class Observer:
         if self._store is None:
             raise UnavailableError(f"no node of the cluster can be reached: {self.problem}")
         return self._store
+
+    @property
+    def answered(self) -> frozenset[str]:
+        """Nodes that told their statistics at the last look."""
+        return self._silence.answered
+
+    @property
+    def frozen(self) -> bool:
+        """Whether all nodes that answer have lost the coordination service."""
+        return self._silence.frozen
+
+    def silent(self) -> tuple[str, ...]:
+        """Nodes that the map calls alive and that have not answered for long."""
+        return self._silence.silent(asyncio.get_running_loop().time())
 
     # -- what was seen ----------------------------------------------------------------------------------
 
@@ -137,7 +159,6 @@ class Observer:
         self.history.note(event, mark)
 
     def _take_nodes(self, nodes: dict[str, Any]) -> None:
-        self.answered = frozenset(name for name, node in nodes.items() if "recoveries" in (node["statistics"] or {}))
         for name, node in nodes.items():
             statistics = node["statistics"]
             if not statistics or "error" in statistics:

@@ -36,7 +36,7 @@ from ecstore.launcher.processes import (
     send_signal,
     spawn,
 )
-from ecstore_admin.locking import FileLock
+from ecstore_admin.locking import TIMEOUT_S, FileLock
 from ecstore_admin.settings import AdminSettings
 
 logger = logging.getLogger(__name__)
@@ -51,6 +51,8 @@ WATCH_PAUSE_S: Final = 0.1
 #: A node that ended by itself is started again after this time: by then its peers have declared that life down. Each
 #: further end in a row doubles it, up to the longest pause.
 RESTART_PAUSE_S: Final = 3.0
+#: What is only watched for waits so long for the state file: the next look tries again, and everybody else is served.
+BRIEF_S: Final = 0.02
 LONGEST_RESTART_PAUSE_S: Final = 60.0
 #: A node that has run this long begins anew with the shortest pause.
 STABLE_AFTER_S: Final = 60.0
@@ -171,9 +173,9 @@ class Supervisor:
         self._read = (status.st_ino, status.st_mtime_ns)
 
     @contextlib.contextmanager
-    def _changing(self) -> Iterator[None]:
+    def _changing(self, patience_s: float = TIMEOUT_S) -> Iterator[None]:
         """For a block without an await that changes what the state file holds. UnavailableError when it is not free."""
-        with self._lock.held():
+        with self._lock.held(patience_s):
             self._reload()
             yield
             self._save()
@@ -196,6 +198,7 @@ class Supervisor:
                 raise CapacityError(f"this service runs {MAX_NODES} nodes, its bound; add the node on another machine")
             node = self.nodes[name] = NodeProcess(name, address, added=True)
             try:
+                self._save()  # a process that could not be written down would be nobody's
                 self._start(node)
             except BaseException:
                 del self.nodes[name]
@@ -333,23 +336,24 @@ class Supervisor:
         """Another service has seen the end of our child first; only we know how it ended."""
         assert node.child is not None
         code, node.child = node.child.poll(), None
-        with self._changing():
+        with self._changing(BRIEF_S):
             node.exit_code = code
 
     def _look_at(self, node: NodeProcess) -> None:
         now = time.monotonic()
         if node.resume_at is not None and time.time() >= node.resume_at:
-            with self._changing():
+            with self._changing(BRIEF_S):
                 self._go_on(node)
         if node.pid is not None and node.exited_at is None and not node.running():
-            with self._changing():
+            with self._changing(BRIEF_S):
                 if node.exited_at is None and not node.running():
                     self._ended(node)
                     self._ended_by_itself(node, now)
         if node.restart_at is not None and now >= node.restart_at:
-            with self._changing():
-                node.restart_at = None
-                if node.wanted == "up" and not node.running():
+            with self._changing(BRIEF_S):
+                wanted = node.wanted == "up" and not node.running()
+                node.restart_at = now + RESTART_PAUSE_S if wanted else None  # should it not even start: once more
+                if wanted:
                     self._start(node)
 
     def _ended_by_itself(self, node: NodeProcess, now: float) -> None:

@@ -8,6 +8,7 @@ started again, and several at once, say the same. When the last node of a cluste
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -15,7 +16,7 @@ from fastapi import APIRouter, HTTPException
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.config import JsonDict
 
-from ecstore.errors import EcstoreError, UnavailableError
+from ecstore.errors import EcstoreError, InputError, UnavailableError
 from ecstore.throttle import MAX_RATE, MIN_RATE, Profile, Throttle
 from ecstore_admin.observer import FRESH_S
 
@@ -88,7 +89,8 @@ class Throttling:
         for node in sorted(observer.answered):
             told = (observer.statistics(node) or {}).get("throttle")
             if isinstance(told, dict):
-                settings[node] = Throttle.from_wire(told)
+                with contextlib.suppress(InputError):  # of another release: not ours to pass on
+                    settings[node] = Throttle.from_wire(told)
         return settings
 
     def status(self) -> ThrottleStatus:

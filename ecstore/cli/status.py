@@ -65,6 +65,9 @@ def _show(out: Output, status: dict[str, Any]) -> None:
         f"{health['lost']} lost, {health['moving']} moving"
         + ("" if tolerated is None else f"; any {tolerated} more nodes may be lost now")
     )
+    mute = sorted(name for name, node in status["nodes"].items() if "error" in (node["statistics"] or {}))
+    if mute:
+        out.line(f"NO ANSWER from {', '.join(mute)}: the line above is what was agreed on last; `--watch` tells more")
     for name, node in sorted(status["nodes"].items()):
         said = node["statistics"] or {}
         figures = (

@@ -13,6 +13,7 @@ from ecstore_admin.dashboard.recoveries import Burst
 from ecstore_admin.dashboard.snapshot import Snapshot
 from ecstore_admin.dashboard.training import Figures
 from ecstore_admin.dashboard.view import TrainerView, View, view_of
+from ecstore_admin.silence import Silence
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
@@ -103,8 +104,10 @@ class Seen:
         self._newest: dict[str, float] = {}
         self._number = 0
         self._figures = Figures()
+        self.silence = Silence()
 
     def take(self, status: dict[str, Any], current: ClusterMap) -> None:
+        self.silence.take(status["nodes"], current, time.monotonic())
         for name, node in status["nodes"].items():
             said = node["statistics"]
             if not said or "error" in said:
@@ -127,8 +130,9 @@ class Seen:
     def view(self, current: ClusterMap, problem: str, now: float) -> View:
         return view_of(
             Snapshot(
-                at=now, utc_offset_s=float(time.localtime(now).tm_gmtoff), map=None if problem else current,
-                problem=problem,
+                at=now, utc_offset_s=float(time.localtime(now).tm_gmtoff), map=current,
+                problem=problem or self.silence.problem, silent=self.silence.silent(time.monotonic()),
+                frozen=self.silence.frozen,
                 nodes=[_record(current, self._said.get(node, {}), node) for node in _ordered(current.nodes)],
                 recoveries=list(self._recoveries.values()), events=sorted(self._events, key=lambda e: e["at"]),
                 trainers=self._trainers(), figures=self._figures.points(), connect=self._connect,

@@ -117,7 +117,7 @@ class Recovery:
 
     def restart(self) -> None:
         """What is back so far can't be used: everything is fetched again."""
-        self.rows_total = self.rows_decoded = self.bytes_total = 0
+        self.rows_total = self.rows_decoded = self.rows_on_demand = self.bytes_total = self.bytes_decoded = 0
         self._marks.clear()
 
     def finish(self, ending: Ending, now: float) -> None:

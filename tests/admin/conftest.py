@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import httpx
 import numpy as np
@@ -12,17 +10,7 @@ import pytest
 
 import ecstore
 from ecstore.launcher import ClusterOptions, LocalCluster, NodeSettings, local_cluster
-
-PATIENCE_S = 60.0
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    """The first true answer of `condition`."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (answer := condition()):
-        assert time.monotonic() < deadline, f"waited {PATIENCE_S:g} s for {what}"
-        time.sleep(0.05)
-    return answer
+from tests.node_processes import until
 
 
 @pytest.fixture(scope="module")

@@ -127,8 +127,14 @@ async def test_a_browser_logs_in_with_a_form(guarded):
     headers = {"Cookie": cookie.partition(";")[0]}
     assert (await send(guarded, "GET", "/docs", headers=headers)).status_code == 200
     assert (await send(guarded, "POST", "/nodes/n1/kill", headers=headers)).status_code == 403
+    beside_others = {"Cookie": f'other={{"a": [1, "b c"]}}; {headers["Cookie"]}'}  # of another service of this host
+    assert (await send(guarded, "GET", "/docs", headers=beside_others)).status_code == 200
     stolen = headers | {"Origin": "http://evil.example"}
     assert (await send(guarded, "GET", "/docs", headers=stolen)).status_code == 403
+
+
+async def test_what_is_no_address_is_refused_like_a_wrong_one(guarded):
+    assert (await send(guarded, "GET", "/healthz", VIEW, headers={"Origin": "http://[x"})).status_code == 403
 
 
 async def test_a_websocket_needs_a_token_too(guarded):

@@ -182,3 +182,11 @@ def test_a_full_disk_costs_the_file_alone(tmp_path: Path, monkeypatch: pytest.Mo
     assert told(history) == [(1, "a"), (2, "b"), (3, "c")]
     assert history.problem == ""
     assert told(History(tmp_path)) == [(1, "a"), (3, "c")]
+
+
+def test_what_json_has_no_words_for_holds_nothing_else_up(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    history.note({"at": 1.0, "message": "odd", "details": {"key": b"\x00"}})
+    tell(history, "even")
+    assert told(history) == [(1, "odd"), (2, "even")]
+    assert told(History(tmp_path)) == [(1, "odd"), (2, "even")]

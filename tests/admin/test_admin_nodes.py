@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
+from ecstore_admin import supervisor as supervisor_module
+from ecstore_admin.settings import AdminSettings
+from ecstore_admin.supervisor import Supervisor
 
 from ecstore.launcher.ports import free_ports
 from tests.admin.conftest import is_clean, until
@@ -99,3 +107,32 @@ def test_without_a_name_the_next_one_is_taken(admin):
     until(lambda: node(admin, name)["state"] == "up", "it to join")
     admin.post(f"/nodes/{name}/kill").raise_for_status()
     until(lambda: is_clean(admin), "the others to have everything")
+
+
+def test_a_node_that_could_not_be_started_once_is_started_later(tmp_path, monkeypatch):
+    """No process can be made for a moment: that is no reason to leave the node down for good."""
+    settings = AdminSettings(run_dir=tmp_path, coordination="127.0.0.1:1", nodes={"n1": "127.0.0.1:2"})
+    supervisor = Supervisor(settings, lambda *_told, **_details: None)
+    supervisor.load()
+    started: list[str] = []
+
+    def spawn(command: list[str], _log: Path) -> subprocess.Popen[bytes]:
+        started.append("tried")
+        if len(started) == 2:
+            raise BlockingIOError(errno.EAGAIN, "no more processes")
+        return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+
+    monkeypatch.setattr(supervisor, "_spawn", spawn)
+    monkeypatch.setattr(supervisor_module, "RESTART_PAUSE_S", 0.0)
+    supervisor.start_wanted()
+    node = supervisor.nodes["n1"]
+    try:
+        node.child.kill()
+        node.child.wait()
+        for _look in range(4):
+            with contextlib.suppress(BlockingIOError):
+                supervisor._look()
+        assert started == ["tried"] * 3
+        assert node.running()
+    finally:
+        supervisor.end_all()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from PIL import Image
 
 import ecstore
 from ecstore.launcher import ClusterOptions, LocalCluster, NodeSettings, local_cluster
+from tests import node_processes
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
@@ -26,13 +27,7 @@ PATIENCE_S = 120.0
 SCREENSHOTS = os.environ.get("ECSTORE_SCREENSHOTS")
 
 
-def until(condition: Callable[[], Any], what: str) -> Any:
-    """The first true answer of `condition`."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (answer := condition()):
-        assert time.monotonic() < deadline, f"waited {PATIENCE_S:g} s for {what}"
-        time.sleep(0.05)
-    return answer
+until = partial(node_processes.until, patience_s=PATIENCE_S)
 
 
 @pytest.fixture(scope="module")

@@ -129,10 +129,27 @@ async def test_without_an_open_page_nothing_runs(app):
     await hub.stop()
 
 
+async def test_a_page_that_fails_does_not_hold_up_the_others(app, caplog):
+    hub = Hub(app.state.service)
+    views: list[object] = []
+
+    def broken(_view: object) -> None:
+        raise ValueError("no such widget")
+
+    async def shown() -> bool:
+        return len(views) >= 2
+
+    hub.open("first", broken)
+    hub.open("second", views.append)
+    await until(shown)
+    await hub.stop()
+    assert caplog.text.count("is given up") == 1
+
+
 async def test_charts_begin_before_a_page_is_opened(app):
     observer = app.state.service.observer
     hub = Hub(app.state.service)
-    observer.answered = frozenset({"n1"})
+    observer._silence.answered = frozenset({"n1"})
     for at in (10.0, 11.0, 11.0):
         observer._nodes["n1"] = {"trainers": [trainer(id="t", at=at)]}
         for tell in observer.on_look:

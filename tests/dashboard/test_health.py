@@ -31,13 +31,37 @@ DOUBLED = ("n1", "n1", "n3", "n4", "n5")
 )  # fmt: skip
 def test_every_state(current, level, says):
     busy = [recovery()] if current is not None and level in ("repairing", "at_risk") else []
-    health = health_of(current, "why", busy)
+    health = health_of(current, "" if current is not None else "why", busy)
     assert health.level == level
     text = f"{health.title} {health.reason} {health.next_step}"
     for words in says:
         assert words in text
     assert health.next_step, "a state without a next step leaves people alone"
     assert SIGNS[health.level][0]
+
+
+@pytest.mark.parametrize(
+    ("problem", "silent", "frozen", "level", "says"),
+    [
+        ("none of 6 nodes answers", (), False, "unknown", ["None of 6 nodes answers.", "was true last"]),
+        ("", ("n2",), False, "at_risk", ["n2 does not answer", "still calls"]),
+        ("", ("n1", "n2", "n3"), True, "at_risk", ["n1, n2 and n3 do not", "group 0 cannot be served", "--state"]),
+        ("", (), True, "at_risk", ["not repaired", "lost the coordination service", "Start the coordination"]),
+    ],
+)
+def test_a_map_is_not_believed_when_nobody_is_left_to_change_it(problem, silent, frozen, level, says):
+    current = cluster(group())
+    assert health_of(current, "", []).level == "safe"
+    health = health_of(current, problem, [], silent=silent, frozen=frozen)
+    assert health.level == level
+    text = f"{health.title} {health.reason} {health.next_step}"
+    for words in says:
+        assert words in text
+    assert "survives 2" not in text
+
+
+def test_a_group_that_is_lost_is_said_to_be_whoever_is_silent():
+    assert health_of(cluster(group(lost=True)), "", [], silent=("n2",), frozen=True).level == "lost"
 
 
 def test_how_long_a_repair_takes_is_that_of_its_slowest_shard():

@@ -161,6 +161,7 @@ def test_totals_stay_when_recoveries_are_forgotten_and_never_fall() -> None:
         if number % 2:
             one.restart()
             assert (one.rows_total, one.rows_decoded, one.rate(START + number)) == (0, 0, 0.0)
+            assert (one.bytes_total, one.bytes_decoded, one.rows_on_demand) == (0, 0, 0)
         one.finish("done", START + number)
     assert len(book.to_wire(START)) == MAX_REMEMBERED
     assert book.totals()["parity"]["done"] == MAX_REMEMBERED + 50

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 
 from ecstore.cluster.map import ClusterMap, Group
 from ecstore_admin.dashboard.words import count, duration, listed
+from ecstore_admin.silence import unserved
 
 Level = Literal["unknown", "empty", "safe", "repairing", "at_risk", "lost"]
 
@@ -35,11 +36,26 @@ class Consequence:
     tolerated: int | None  #: losses that every group that is left would then still survive; None: no group
 
 
-def health_of(current: ClusterMap | None, problem: str, recoveries: Sequence[Mapping[str, Any]]) -> Health:
+def health_of(
+    current: ClusterMap | None,
+    problem: str,
+    recoveries: Sequence[Mapping[str, Any]],
+    *,
+    silent: Sequence[str] = (),
+    frozen: bool = False,
+) -> Health:
+    """`problem`, `silent`, `frozen`: what the map cannot know (`ecstore_admin.silence`). No map is believed beside
+    them: the last one goes on saying that all is well when nobody is left to agree on another.
+    """
     if current is None:
         return Health(
             "unknown", "The cluster cannot be reached", problem or "no node has answered yet",
             "Nodes may still be starting; this goes on trying. On this machine `ecstore up` starts a cluster.",
+        )  # fmt: skip
+    if problem:
+        return Health(
+            "unknown", "The cluster cannot be reached", f"{_sentence(problem)} What is shown below was true last.",
+            "Look whether the nodes run, and whether this machine reaches them; this goes on trying.",
         )  # fmt: skip
     up = [node.id for node in current.nodes.values() if node.alive]
     if not current.groups:
@@ -51,11 +67,32 @@ def health_of(current: ClusterMap | None, problem: str, recoveries: Sequence[Map
     alive = [group for group in current.groups if not group.lost]
     if lost:
         return _lost(current, lost, alive)
+    if silent or frozen:
+        return _out_of_touch(current, silent, frozen)
     tolerated = min(current.losses_tolerated(group) for group in alive)
     endangered = [group for group in alive if current.at_risk(group) or not current.losses_tolerated(group)]
     if endangered:
         return _at_risk(current, endangered, tolerated, recoveries)
     return _survives(current, alive, tolerated, recoveries)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
+
+
+def _out_of_touch(current: ClusterMap, silent: Sequence[str], frozen: bool) -> Health:
+    title = "At risk: failures are not repaired" if not silent else (
+        f"At risk: {listed(silent)} {'does' if len(silent) == 1 else 'do'} not answer"
+    )  # fmt: skip
+    gone = unserved(current, silent)
+    rows = "" if not gone else f" Rows of {'group' if len(gone) == 1 else 'groups'} {listed(gone)} cannot be served."
+    why = "The nodes have lost the coordination service, so nobody can be declared down." if frozen else (
+        "The map still calls what is silent up."
+    )  # fmt: skip
+    step = "Start the coordination service again, with the same --state." if frozen else (
+        "Look whether they run, and whether this machine reaches them."
+    )  # fmt: skip
+    return Health("at_risk", title, why + rows, step)
 
 
 def consequence_of_losing(current: ClusterMap, node: str) -> Consequence:

@@ -70,11 +70,19 @@ class Hub:
         while self._pages:
             try:
                 view = await self.look()
-                for show in list(self._pages.values()):
-                    show(view)
             except Exception:  # a page that stands still for ever would be taken for the truth
                 logger.exception("the dashboard could not be brought up to date; trying again")
+            else:
+                self._show(view)
             await asyncio.sleep(CALM_PAUSE_S if self._service.observer.calm else PAUSE_S)
+
+    def _show(self, view: View) -> None:
+        for page, show in list(self._pages.items()):
+            try:
+                show(view)
+            except Exception:  # of one page: the others must not stand still with it
+                logger.exception("an open page could not be brought up to date and is given up")
+                self.close(page)
 
     async def _snapshot(self) -> Snapshot:
         service, observer = self._service, self._service.observer
@@ -83,6 +91,7 @@ class Hub:
         now = time.time()
         return Snapshot(
             at=now, utc_offset_s=float(time.localtime(now).tm_gmtoff), map=observer.map, problem=observer.problem,
+            silent=observer.silent(), frozen=observer.frozen,
             nodes=[service.node(node_id) for node_id in service.node_ids()],
             recoveries=observer.recoveries()[-MAX_RECOVERIES:], events=observer.events()[-MAX_EVENTS:],
             trainers=trainers, figures=self._figures.points(), profile=service.throttling.newest().profile,

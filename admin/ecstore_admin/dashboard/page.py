@@ -36,7 +36,7 @@ def create(hub: Hub, rest: Rest) -> FastAPI:
     @ui.page("/", title="ecstore", dark=None, language="en-US")
     async def dashboard(client: Client, request: Request) -> None:
         # The guard has let whoever asks in and said what he may do; without roles, who is in may operate.
-        role = getattr(request.state, "role", "operate")
+        role = getattr(request.state, "role", "view")
         page = Page(Actions(rest, may_operate=role == "operate"))
         page.show(await hub.look())
         client.on_connect(lambda: hub.open(page, page.show))

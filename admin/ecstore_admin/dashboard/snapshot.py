@@ -18,7 +18,9 @@ class Snapshot:
     at: float  #: unix seconds
     utc_offset_s: float = 0.0
     map: ClusterMap | None = None
-    problem: str = ""  #: why there is no map
+    problem: str = ""  #: why nothing is known of the present; the map is that of the past then
+    silent: Sequence[str] = ()  #: nodes that the map calls alive and that have not answered for long
+    frozen: bool = False  #: membership can't change: all that answer have lost the coordination service
     nodes: Sequence[Record] = ()  #: as in GET /nodes
     recoveries: Sequence[Record] = ()  #: as in GET /decoding
     events: Sequence[Record] = ()  #: as in GET /events, oldest first

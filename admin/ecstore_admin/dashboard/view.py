@@ -78,7 +78,7 @@ def view_of(seen: Snapshot) -> View:
     nodes = tuple(_node(record, seen, paused) for record in seen.nodes)
     states = {node.id: (node.state, node.icon) for node in nodes if node.state != "left"}
     return View(
-        health=health_of(seen.map, seen.problem, seen.recoveries),
+        health=health_of(seen.map, seen.problem, seen.recoveries, silent=seen.silent, frozen=seen.frozen),
         ring=ring_of(seen.map, states, seen.recoveries),
         nodes=nodes,
         bursts=bursts_of(seen.recoveries),
